@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from specllama.base.clock import perf_counter
-from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
-from specllama.base.text import counted
+from specllama.base.errors import Interrupted, UnsupportedModel
+from specllama.core.constraint import Constraint, ForcedFirst
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.core.gain import Cost, unmeasured
-from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
+from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased, require_fitting
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.optional import clock_of, models_of, report_of
 from specllama.core.row_laws import RowLaws
@@ -36,6 +36,7 @@ class _Request:
     max_tokens: int
     stopper: Stopper | None
     cancel: Cancel
+    constraint: Constraint | None
 
 
 class Engine:
@@ -69,22 +70,19 @@ class Engine:
         max_tokens: int,
         stopper: Stopper | None = None,
         cancel: Cancel | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Event]:
         """Events of one answer, the last one `Finished`. Its tokens follow the target's own law under `params`.
 
-        `max_tokens` < 0: until an end token or a full context. Raises PromptError for an empty prompt or one longer
-        than the context, NumericsError for logits that give no distribution, BackendError and its kin from the models.
+        `max_tokens` < 0: until an end token or a full context. `constraint`: one of its own for every answer. Raises
+        PromptError for an empty prompt or one longer than the context, NumericsError for logits that give no
+        distribution, BackendError and its kin from the models.
         Target and draft are leased from the first event to the last, or to `close`; a second answer raises ModelBusy.
         """
-        if not prompt:
-            raise PromptError("the prompt has no tokens", hint="give some text, or a template that begins with a token")
-        if len(prompt) > self.target.n_ctx:
-            raise PromptError(
-                f"the prompt has {counted(len(prompt), 'token')}, the context holds {self.target.n_ctx}",
-                hint="shorten it, or use a longer context if the model was trained for one",
-            )
-        drafter, rest = self.drafter, (params, choose, max_tokens, stopper, cancel or Cancel())
+        require_fitting(prompt, self.target.n_ctx)
+        drafter, rest = self.drafter, (params, choose, max_tokens, stopper, cancel or Cancel(), constraint)
         report, busy_s = report_of(drafter), clock_of((self.target, *models_of(drafter)))
+        drafter = ForcedFirst(drafter, constraint) if constraint else drafter
         return self._answer(list(prompt), _Request(drafter, report, busy_s, self.cost, self.rule, *rest))
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
@@ -161,7 +159,9 @@ class Engine:
         drafted, n_context = perf_counter(), self.target.length
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
-        laws = self._row_laws(rows, tokens, draft, request.params, self.target.end_tokens, request.choose)
+        laws = self._row_laws(
+            rows, tokens, draft, request.params, self.target.end_tokens, request.choose, request.constraint
+        )
         verdict = laws.settled(self._verify(draft, laws, request.choose, request.rule))
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]

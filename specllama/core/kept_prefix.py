@@ -8,7 +8,8 @@ from threading import Lock, RLock
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from specllama.base.errors import ModelBusy, PairError
+from specllama.base.errors import ModelBusy, PairError, PromptError
+from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, common_prefix
 
@@ -126,6 +127,17 @@ class KeptPrefix:
     def _cut(self, length: int) -> None:
         if self._model.length > length:
             self._model.truncate(length)
+
+
+def require_fitting(prompt: Sequence[int], n_ctx: int) -> None:
+    """Raises PromptError for a prompt without tokens, or with more than the KV holds."""
+    if not prompt:
+        raise PromptError("the prompt has no tokens", hint="give some text, or a template that begins with a token")
+    if len(prompt) > n_ctx:
+        raise PromptError(
+            f"the prompt has {counted(len(prompt), 'token')}, the context holds {n_ctx}",
+            hint="shorten it, or use a longer context if the model was trained for one",
+        )
 
 
 def kv_owners(*models: LanguageModel) -> list[LanguageModel]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specllama.core.types import Drafter, DraftReport, LanguageModel
+
+if TYPE_CHECKING:
+    from specllama.core.constraint import AllowedAfter
 
 
 @runtime_checkable
@@ -23,6 +26,14 @@ class UsesModels(Protocol):
     @property
     def models(self) -> Sequence[LanguageModel]:
         """They are leased while an answer is open."""
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A drafter that can avoid tokens which the answer may not hold. They would be rejected: it only drafts better."""
+
+    def constrain(self, allowed: AllowedAfter) -> None:
+        """What may follow a drafted path, in the answer that has just begun."""
 
 
 @runtime_checkable

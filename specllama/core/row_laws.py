@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from specllama.base.errors import NumericsError
+from specllama.base.errors import AllForbidden, NumericsError
 from specllama.core import sampling
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Constraint, among
 from specllama.core.distribution import Distribution
 from specllama.core.noise import settled_by
 from specllama.core.types import Chooser, Draft, Verdict
+
+DEAD_END = "the format of the answer allows no token of the model here"
 
 
 class RowLaws(Sequence[Distribution]):
@@ -29,8 +32,13 @@ class RowLaws(Sequence[Distribution]):
         params: sampling.SamplingParams,
         end_tokens: Collection[int] = (),
         choose: Chooser | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        """`choose`: what will draw from the laws; `SharedNoise` settles each of them first."""
+        """`choose`: what will draw from the laws; `SharedNoise` settles each of them first.
+
+        `constraint` masks the logits before everything else.
+        """
+        self._constraint = constraint
         self._n_text = len(tokens)
         self._settled = settled_by(choose)
         self._nothing = rows.shape[1]  # an id that no token has
@@ -60,9 +68,14 @@ class RowLaws(Sequence[Distribution]):
     def _law(self, row: int) -> Distribution:
         if row > 0 and (token := self._draft.tokens[row - 1]) in self._end_tokens:
             return Distribution.point(token)
-        path = self._path(row - 1) if self._params.penalised or self._settled else ()
+        path = self._path(row - 1) if self._params.penalised or self._settled or self._constraint else ()
         try:
-            found = sampling.law(self._rows[row], [*self._recent, *path], self._params)
+            cells, ids = self._rows[row], None
+            if self._constraint is not None:
+                cells, ids = among(cells, self._constraint.allowed(path))
+                if not cells.size:
+                    raise AllForbidden(DEAD_END, hint="allow more (--json-schema, --grammar, --regex)")
+            found = sampling.law(cells, [*self._recent, *path], self._params, ids)
         except NumericsError:
             if row == 0:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import AllowedAfter
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Draft, DraftReport, Observation
@@ -31,6 +32,10 @@ class ChainDrafter:
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         self.lookup.begin(tokens)
         self.model.begin(tokens)
+
+    def constrain(self, allowed: AllowedAfter) -> None:
+        self.lookup.constrain(allowed)
+        self.model.constrain(allowed)
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens: looked up, drawn, or looked up and then drawn."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
 from specllama.base.errors import UsageError
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import AllowedAfter, holds
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import (
     Chooser,
@@ -89,12 +91,16 @@ class LookupDrafter:
         self._record = _Record()
         self._decisions: list[Decision] = []
         self._n_drafted = 0  # in the last step
+        self._allowed: AllowedAfter | None = None  # in this answer; None = everything
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Keep the index if `tokens` extend the indexed text, else start anew: removed text must not count."""
         if common_prefix(self._text, tokens) < len(self._text):
             self._index, self._text = SuffixIndex(), []
-        self._n_prompt = len(tokens)
+        self._n_prompt, self._allowed = len(tokens), None
+
+    def constrain(self, allowed: AllowedAfter) -> None:
+        self._allowed = allowed
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Index the new part of `tokens`; False if it is more than one step may read."""
@@ -119,6 +125,20 @@ class LookupDrafter:
         Each is on condition that the guess it follows is right. The likeliest come first, a guess before those that
         follow it, and siblings by frequency.
         """
+        guesses, allowed = self._guesses(tokens, limit, max_leaves), self._allowed
+        if allowed is None:
+            yield from guesses
+            return
+        kept: dict[int, tuple[int, tuple[int, ...]]] = {-1: (-1, ())}  # by number: the new number and the path
+        for i, guess in enumerate(guesses):
+            if guess.parent in kept:
+                parent, path = kept[guess.parent]
+                if holds(allowed(path), guess.token):
+                    kept[i] = (len(kept) - 1, (*path, guess.token))
+                    yield replace(guess, parent=parent)
+
+    def _guesses(self, tokens: Sequence[int], limit: int, max_leaves: int) -> Iterator[LookupGuess]:
+        """`offer`, of anything that followed earlier."""
         if not self.follow(tokens):
             return
         match = self._index.match()

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TypeAlias
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
-from specllama.core.arrays import FloatArray
+from specllama.core.arrays import FloatArray, IntArray
+from specllama.core.constraint import Allowed, AllowedAfter, among, holds
 from specllama.core.distribution import Distribution
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.noise import settled_by
@@ -87,7 +88,10 @@ class ModelReader:
         self._n_readable = 0  # tokens of it that were found in the model's vocabulary
         self._as_own: tuple[SamplingParams, SamplingParams] | None = None  # argument and result of the last `_own`
         self._n_at_once = n_at_once
-        self._said: list[float] = []  # p of the last committed tokens of this answer
+        # Of the last committed tokens: p, and what the format of the answer allowed in their places.
+        self._said: list[tuple[float, Allowed | None]] = []
+        self._n_text = 0  # tokens of the text up to the last of them
+        self._allowed: AllowedAfter | None = None  # in this answer; None = everything
         # By the drafted path to it: confidence and law of a token that was not drawn.
         self._undrawn: dict[tuple[int, ...], tuple[float, Distribution]] = {}
         self._settled: Callable[[Distribution, int], Distribution] | None = None  # see `noise.settled_by`
@@ -107,6 +111,10 @@ class ModelReader:
         self._fresh = True
         self._barred = False
         self._noticed.clear()
+        self._allowed = None
+
+    def constrain(self, allowed: AllowedAfter) -> None:
+        self._allowed = allowed
 
     def _room_after(self, tokens: Sequence[int]) -> int:
         if self._spelling is not None:
@@ -140,10 +148,30 @@ class ModelReader:
         columns: FloatArray = rows[:, : self.n_vocab if self._ids is None else self._ids.size]
         return columns
 
-    def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
-        """q of a row; None if the row gives no distribution: the answer can go on without a draft.  row: (n,)"""
+    def _cells(self, row: FloatArray, path: Sequence[int]) -> tuple[FloatArray, IntArray | None]:
+        """The cells of a row, after the drafted `path`, whose tokens are allowed there, and their ids.  row: (n,)"""
+        return (row, self._ids) if self._allowed is None else among(row, self._allowed(path), self._ids)
+
+    def _forced(self, path: Sequence[int]) -> Distribution | None:
+        """A point mass on the only token that may follow `path`, which needs no evaluation; None = there are others."""
+        allowed = None if self._allowed is None else self._allowed(path)
+        if allowed is None or allowed.dtype == bool or allowed.size != 1:
+            return None
+        token = int(allowed[0])
+        known = token < self.n_vocab if self._ids is None else holds(self._ids, token)
+        return Distribution.point(token) if known else None
+
+    def _law(
+        self, row: FloatArray, history: Sequence[int], params: SamplingParams, ids: IntArray | None
+    ) -> Distribution | None:
+        """q of a row; None if the row gives no distribution: the answer can go on without a draft.
+
+        row: (n,), as `ids` are, from `_cells`.
+        """
+        if not row.size:
+            return None
         try:
-            return law(row, history, params, self._ids)
+            return law(row, history, params, ids)
         except AllForbidden:
             self._barred = True  # a bias is the same at every step
             self._say(FORBIDDEN)
@@ -205,10 +233,12 @@ class ModelReader:
             return
         self._kv.feed(behind[:-n_rows])
         for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
-            q = self._law(row, params.window(tokens, len(tokens) + i), params)
+            p, allowed = self._said[i]
+            row, ids = (row, self._ids) if allowed is None else among(row, allowed, self._ids)
+            q = self._law(row, params.window(tokens, len(tokens) + i), params, ids)
             if q is None:
                 return
-            acceptance = min(1.0, self._drawn_from(q, len(tokens) + i).prob(tokens[i]) / self._said[i])
+            acceptance = min(1.0, self._drawn_from(q, len(tokens) + i).prob(tokens[i]) / p)
             learn(confidence_of(row, q, greedy=params.greedy), acceptance)
 
     def _follow(self, seen: Observation, learn: Learn | None) -> None:
@@ -220,7 +250,11 @@ class ModelReader:
             path = seen.verdict.path
             rows, drafted = (0, *(node + 1 for node in path)), tuple(seen.draft.tokens[node] for node in path)
             block = (*drafted, seen.verdict.next_token)
-            self._said.extend(laws[row].prob(token) for row, token in zip(rows, block, strict=True))
+            if self._n_text != len(seen.tokens) - len(block):  # an end, or forced tokens, lie between
+                self._said.clear()
+            self._n_text = len(seen.tokens)
+            for i, (row, token) in enumerate(zip(rows, block, strict=True)):
+                self._said.append((laws[row].prob(token), self._allowed and self._allowed(drafted[:i])))
             del self._said[: -self.model.caps.max_block]
             if (undrawn := self._undrawn.get(drafted)) is not None:
                 confidence, q = undrawn
@@ -309,24 +343,29 @@ class ModelDrafter(ModelReader):
             return [], []
         params = self._own(params)
         history = [*params.window(tokens), *given]
-        self._kv.feed(unread[:-1])
-        last = unread[-1]
         drawn: list[int] = []
         laws: list[Distribution] = []
-        while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
-            row = self._eval((last,))[0]
-            q = self._law(row, history + drawn, params)
-            if q is None:
-                break
-            confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
+        while len(drawn) < limit:
             path = (*given, *drawn)
+            q, confidence = self._forced(path), 1.0
+            if q is None:
+                if drawn and not self._may_look(len(path)):
+                    break
+                self._kv.feed(unread[:-1])
+                row, ids = self._cells(self._eval(unread[-1:])[0], path)
+                unread.clear()
+                q = self._law(row, history + drawn, params, ids)
+                if q is None:
+                    break
+                confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
             go_on = self._may_draw(len(path), confidence)
             q = self._drawn_from(q, len(tokens) + len(path))
             if not go_on:
                 self._undrawn[path] = (confidence, q)
                 break
-            last = token = choose.pick(q)
+            token = choose.pick(q)
             drawn.append(token)
+            unread.append(token)
             laws.append(q)
             if token in self.model.end_tokens:
                 break  # nothing can follow it

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import AllowedAfter
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, peak_share
 from specllama.core.types import Chooser, Decision, Draft, LanguageModel, Observation
@@ -116,6 +117,11 @@ class TreeDrafter(ModelReader):
         if self.lookup is not None:
             self.lookup.begin(tokens)
 
+    def constrain(self, allowed: AllowedAfter) -> None:
+        super().constrain(allowed)
+        if self.lookup is not None:
+            self.lookup.constrain(allowed)
+
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most `limit` nodes, depth first, with the law of each draw (None = all chosen without chance)."""
         self._start_step(choose)
@@ -178,7 +184,8 @@ class TreeDrafter(ModelReader):
     def _draw_children(self, tree: _Tree, parent: int, row: FloatArray, how: _Drawing) -> None:
         """Draw children of `parent` until the policy, the law or the number of nodes ends it.  row: (n,)"""
         path = tree.path(parent)
-        q = self._law(row, [*how.window, *path], how.params)
+        row, ids = self._cells(row, path)
+        q = self._law(row, [*how.window, *path], how.params, ids)
         if q is None:
             return
         siblings = [tree.tokens[child] for child in tree.children[parent + 1]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from specllama.audit.parts import Parts
+from specllama.core.constraint import Constraint
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
@@ -94,6 +95,7 @@ class Rig:
     rule: Rule = Rule.TOKEN
     parts: Parts = field(default_factory=Parts)
     events: list[Event] = field(default_factory=list)
+    constraint: Callable[[], Constraint] | None = None  # a new one for every answer
     engine: Engine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class Rig:
             max_tokens=max_tokens,
             stopper=FakeStopper(tuple(stops)) if stops else None,
             cancel=cancel,
+            constraint=self.constraint and self.constraint(),
         )
         try:
             for event in events:

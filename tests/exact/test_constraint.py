@@ -1,0 +1,234 @@
+"""Constrained answers follow the target's masked law with any drafts, and forced tokens are drafted for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from specllama.base.errors import AllForbidden
+from specllama.core.constraint import Allowed, among, holds
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Rule
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.controller import Controller, CostProfile
+from specllama.drafters.length import DraftLength
+from tests.enumeration import law_of, tv
+from tests.exact.harness import GREEDY, PLAIN, REPEAT, Pair, Rig, params_of, random_pair
+from tests.exact.reference import answer_law, token_law
+from tests.fakes import FakeModel, History
+
+PROMPT = (0, 1, 1, 0, 1, 1, 0)  # repeats itself, so that lookups draft from the first step on
+END = 3
+Grammar = Callable[[History], tuple[int, ...]]  # tokens of the answer -> what may follow
+
+
+def brackets(said: History) -> tuple[int, ...]:
+    """1, then 0 forced twice, then 0 or 2; the end after four or more; 2 closes."""
+    if said[-1:] == (2,):
+        return (END,)
+    return {0: (1, 2), 1: (0,), 2: (0,)}.get(len(said), (0, 1, 2, END) if len(said) > 3 else (0, 2))
+
+
+def wide(said: History) -> tuple[int, ...]:
+    """No token twice in a row."""
+    return tuple(token for token in (0, 1, 2, END) if said[-1:] != (token,))
+
+
+def closed(said: History) -> tuple[int, ...]:
+    """One text only."""
+    return ((1, 0, 2, 2, 1, END)[len(said)],) if len(said) < 6 else ()
+
+
+GRAMMARS: dict[str, Grammar] = {"brackets": brackets, "wide": wide, "closed": closed}
+
+
+class FakeConstraint:
+    """A grammar over a few tokens. Masks where `masks`, lists of ids otherwise."""
+
+    def __init__(self, grammar: Grammar, *, masks: bool = False) -> None:
+        self.grammar, self.masks = grammar, masks
+        self.said: History = ()
+        self.n_forced = 0
+
+    def _after(self, path: Sequence[int]) -> tuple[int, ...]:
+        line = self.said
+        for token in path:
+            if token == END or token not in self.grammar(line):
+                return ()
+            line = (*line, token)
+        return self.grammar(line)
+
+    def allowed(self, path: Sequence[int]) -> Allowed:
+        ids = np.array(self._after(path), dtype=np.int64)
+        if not self.masks or ids.size == 1:
+            return ids
+        mask = np.zeros(4, np.bool_)
+        mask[ids] = True
+        return mask
+
+    def forced(self) -> Sequence[int]:
+        path: list[int] = []
+        while len(only := self._after(path)) == 1 and only != (END,):
+            path += only
+        self.n_forced += len(path)
+        return path
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            assert token in self.grammar(self.said), "a token that is not allowed was said"
+            self.said = (*self.said, token)
+
+
+COSTS = CostProfile(verify=((1, 1.0), (2, 1.05), (8, 1.2)), draft=((1, 0.02), (8, 0.03)))
+STRATEGIES = [name for name in REGISTRY if name not in ("draft-tli", "none")]
+SETTINGS = {
+    "plain": PLAIN,
+    "filters": params_of(temperature=0.8, top_k=2, top_p=0.9, min_p=0.05),
+    "penalty": REPEAT,
+    "bias": params_of(logit_bias={0: 1.5, 2: -2.0}),
+    "greedy": GREEDY,
+}
+
+
+def a_pair(seed: int) -> Pair:
+    return replace(random_pair(seed, n_vocab=4), end_tokens=frozenset({END}))
+
+
+def rig_of(
+    pair: Pair,
+    grammar: Grammar,
+    strategy: str = "none",
+    rule: Rule = Rule.TOKEN,
+    *,
+    n_max: int = 2,
+    masks: bool = False,
+    auto: bool = False,
+) -> Rig:
+    """An engine over new fakes, with a strategy of the registry."""
+    target, draft = pair.rig().target, FakeModel(pair.draft or pair.target, 4, 64, pair.end_tokens)
+    settings = DraftSettings(
+        length=DraftLength(n_max), vocab_size=4, policy=Controller(COSTS) if auto else None, n_leaves=4
+    )
+    drafter = REGISTRY[strategy].make(draft, settings)
+    return Rig(target, draft, drafter, rule=rule, constraint=lambda: FakeConstraint(grammar, masks=masks))
+
+
+def masked_law(pair: Pair, grammar: Grammar, params: SamplingParams, n_max: int) -> dict[object, float]:
+    """Plain decoding by the reference alone: forbidden logits are -inf before everything else."""
+
+    @cache
+    def law_at(history: History) -> dict[int, float]:
+        allowed = grammar(history[len(PROMPT) :])
+        row = [logit if token in allowed else -np.inf for token, logit in enumerate(pair.target(history).tolist())]
+        return token_law(row, history, params)
+
+    return dict(answer_law(law_at, PROMPT, n_max, end_tokens=pair.end_tokens))
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "none"])
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_answers_follow_the_masked_law(grammar: str, strategy: str, rule: Rule) -> None:
+    """A mask at the wrong row, a draft that is cut by it after the draw, or forced tokens that shift the rows."""
+    n_tokens = 3 if grammar == "wide" else 4
+    start = list(GRAMMARS).index(grammar) + 2 * len(strategy) + list(Rule).index(rule)
+    for n, settings in enumerate(SETTINGS):
+        if (n - start) % len(SETTINGS) not in (0, 3):  # every setting with every strategy and every rule
+            continue
+        pair, params = a_pair(n), SETTINGS[settings]
+        found = law_of(
+            lambda choose, pair=pair, params=params, n=n: rig_of(
+                pair, GRAMMARS[grammar], strategy, rule, masks=bool(n % 2)
+            ).answer(PROMPT, params, choose, n_tokens)
+        )
+        assert tv(found, masked_law(pair, GRAMMARS[grammar], params, n_tokens)) < 1e-12, settings
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_greedy_answers_equal_plain_ones_with_the_same_mask(grammar: str) -> None:
+    """Strategy, length and the controller's decisions must not reach a constrained text."""
+    for seed in range(12):
+        pair = a_pair(seed)
+        plain = rig_of(pair, GRAMMARS[grammar]).answer(PROMPT, GREEDY, RandomChooser(0), 12)
+        for strategy in STRATEGIES:
+            rig = rig_of(pair, GRAMMARS[grammar], strategy, list(Rule)[seed % 3], n_max=1 + seed % 6, auto=seed % 2 > 0)
+            assert rig.answer(PROMPT, GREEDY, RandomChooser(0), 12) == plain, (seed, strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_forced_tokens_take_one_pass_and_no_draft(strategy: str) -> None:
+    """A text that the grammar forces must not be drawn by a model, whatever the model says."""
+    rig = rig_of(a_pair(1), closed, strategy, n_max=3)
+    assert rig.answer(PROMPT, PLAIN, RandomChooser(0), 12) == ((1, 0, 2, 2, 1), "stop")
+    first = rig.steps[0]
+    assert first.drafted[:5] == (1, 0, 2, 2, 1)
+    assert first.accepted == len(first.drafted)
+    assert len(rig.steps) == 1
+    assert rig.draft is not None
+    assert rig.draft.count("eval") == 0
+
+
+def test_plain_decoding_drafts_no_forced_tokens() -> None:
+    """`--spec-type none` is the baseline of measurements: one token a pass."""
+    rig = rig_of(a_pair(1), closed)
+    rig.answer(PROMPT, PLAIN, RandomChooser(0), 12)
+    assert [step.drafted for step in rig.steps] == [()] * 6
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_next_answer_is_free(strategy: str) -> None:
+    """A mask that a drafter kept would spoil the drafts of later answers."""
+    pair = replace(a_pair(2), draft=a_pair(2).target)
+    rig = rig_of(pair, brackets, strategy, n_max=3)
+    events = rig.run(PROMPT, PLAIN, RandomChooser(0), 12)
+    for _ in zip(events, range(6), strict=False):
+        pass
+    events.close()  # abandoned in the middle
+    rig.constraint = None
+    rig.answer((2, 2, 1), PLAIN, RandomChooser(1), 12)
+    fresh = Rig(pair.rig().target, None, rig_of(pair, brackets, strategy, n_max=3).drafter)
+    fresh.answer((2, 2, 1), PLAIN, RandomChooser(1), 12)
+    assert [step.drafted for step in rig.steps] == [step.drafted for step in fresh.steps]
+
+
+def test_a_dead_end_is_an_error() -> None:
+    """A grammar that allows no token must not hang, end silently, or raise from numpy."""
+    for strategy in ("none", *STRATEGIES):
+        rig = rig_of(a_pair(3), lambda said: (1, 2) if len(said) < 2 else (), strategy)
+        with pytest.raises(AllForbidden) as caught:
+            rig.answer(PROMPT, PLAIN, RandomChooser(0), 9)
+        assert "format" in str(caught.value)
+        assert len(rig.emitted) == 2
+
+
+def test_a_bias_against_the_only_allowed_token_is_an_error() -> None:
+    """The mask comes first, so a forced token keeps its bias."""
+    rig = rig_of(a_pair(3), closed, "draft-simple")
+    with pytest.raises(AllForbidden):
+        rig.answer(PROMPT, params_of(logit_bias={0: -np.inf}), RandomChooser(0), 9)
+    assert rig.emitted == (1,)
+
+
+@pytest.mark.parametrize("ids", [None, (0, 2, 5)])
+def test_masks_and_lists_give_the_same_cells(ids: tuple[int, ...] | None) -> None:
+    """Rows of drafts have other columns than the mask has tokens."""
+    known = None if ids is None else np.array(ids)
+    row = np.arange(6 if ids is None else 3, dtype=np.float32)
+    for allowed in ((0, 5), (2,), (1, 3), (2, 5, 7), ()):
+        listed = np.array(allowed, dtype=np.int64)
+        mask = np.zeros(8, np.bool_)
+        mask[listed] = True
+        laws = []
+        for form in (listed, mask):
+            cells, tokens = among(row, form, known)
+            tokens = np.arange(cells.size) if tokens is None else tokens
+            laws.append({int(token): cell for token, cell in zip(tokens, cells, strict=True) if cell > -np.inf})
+        assert laws[0] == laws[1]
+        assert set(laws[0]) == set(allowed) & set(range(6) if ids is None else ids)
+        assert [holds(form, token) for form in (listed, mask) for token in range(9)] == [
+            token in allowed for _ in range(2) for token in range(9)
+        ]
