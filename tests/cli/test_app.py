@@ -187,17 +187,6 @@ def test_every_command_has_a_help_text_without_escape_sequences(specllama: Run, 
 
 
 @pytest.mark.slow
-def test_the_shell_is_offered_commands_and_options() -> None:
-    """Completion that was installed and offers nothing, or fails."""
-    script = [sys.executable, "-c", "import sys; from specllama.cli.app import main; sys.exit(main())"]
-    for words, offered in (("specllama ru", "run"), ("specllama run --spec-dr", "--spec-draft-n-max")):
-        asked = {"_SPECLLAMA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        result = subprocess.run(script, env={**os.environ, **asked}, capture_output=True, text=True)
-        assert result.returncode == 0
-        assert offered in result.stdout.splitlines()
-
-
-@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
     """`specllama run ... | head -c 10` with a traceback about a broken pipe."""
     command = [sys.executable, "-m", "specllama", "run", *pair.options, "--raw", "abc", "-n", "4000"]

@@ -46,6 +46,8 @@ def offered(specllama: Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
 @pytest.mark.parametrize(
     ("line", "offers"),
     [
+        ("specllama ru", "run"),
+        ("specllama run --spec-dr", "--spec-draft-n-max"),
         (f"specllama run --pair {PAIR[:14]}", PAIR),
         (f"specllama check {PAIR[:14]}", PAIR),
         ("specllama models show qwen2.5-coder-0", "qwen2.5-coder-0.5b-instruct-q4_k_m"),
