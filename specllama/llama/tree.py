@@ -6,7 +6,7 @@ called line, for each leaf: it holds the text and the path to the leaf. A first 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -20,7 +20,12 @@ class Growth:
     positions: Sequence[int]
     lines: Sequence[Sequence[int]]  # those that hold each node
     joins: Sequence[tuple[int, int]]  # (old node, new line): the line branches off there
-    n_lines: int  # of the whole tree
+    tips: Mapping[int, int]  # of the whole tree: a node without children, and the line that ends there
+
+    @property
+    def n_lines(self) -> int:
+        """Lines of the whole tree."""
+        return len(self.tips)
 
 
 class Tree:
@@ -29,11 +34,14 @@ class Tree:
     def __init__(self, root: int) -> None:
         self.root = root  # position of the pending token
         self.tokens: list[int] = []
-        self.n_lines = 1
         self._parents: list[int] = []
         self._positions = [root]  # this list and the next begin with node -1
         self._lines = [[0]]
-        self._tips = {-1: 0}  # nodes without a child, and the line that ends there
+        self._tips: Mapping[int, int] = {-1: 0}  # see `Growth.tips`
+
+    @property
+    def n_lines(self) -> int:
+        return len(self._tips)
 
     @property
     def branches(self) -> bool:
@@ -48,7 +56,7 @@ class Tree:
 
     def growth(self, tokens: Sequence[int], parents: Sequence[int]) -> Growth:
         """The places of new nodes. Raises ValueError if `parents` do not lay them out."""
-        n_old, n_lines = len(self.tokens), self.n_lines
+        n_old = len(self.tokens)
         if len(parents) != len(tokens) or any(not -1 <= parent < node for node, parent in enumerate(parents, n_old)):
             raise ValueError(f"parents {tuple(parents)} do not lay out {len(tokens)} nodes after {n_old}")
         tips, positions, lines = dict(self._tips), list[int](), list[list[int]]()
@@ -56,8 +64,7 @@ class Tree:
         for node, parent in enumerate(parents, n_old):
             line = tips.pop(parent, None)
             if line is None:
-                line, n_lines = n_lines, n_lines + 1
-                above = parent
+                line, above = len(tips), parent
                 while above >= n_old:
                     lines[above - n_old].append(line)
                     above = parents[above - n_old]
@@ -65,23 +72,18 @@ class Tree:
             tips[node] = line
             lines.append([line])
             positions.append(1 + (positions[parent - n_old] if parent >= n_old else self.position(parent)))
-        return Growth(self, tokens, parents, positions, lines, joins, n_lines)
+        return Growth(self, tokens, parents, positions, lines, joins, tips)
 
     def add(self, growth: Growth) -> None:
         """The nodes are computed."""
         for old, line in growth.joins:
             for node in self._up(old):
                 self._lines[node + 1].append(line)
-        for parent in growth.parents:
-            self._tips.pop(parent, None)
-        self._tips.update(
-            (node, lines[0]) for node, lines in enumerate(growth.lines, len(self.tokens)) if node not in growth.parents
-        )
         self.tokens += growth.tokens
         self._parents += growth.parents
         self._positions += growth.positions
         self._lines += map(list, growth.lines)
-        self.n_lines = growth.n_lines
+        self._tips = growth.tips
 
     def _up(self, node: int) -> list[int]:
         """The node and its ancestors, the pending token last."""

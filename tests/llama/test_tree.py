@@ -366,6 +366,15 @@ def test_a_model_for_chains_has_one_sequence_and_refuses_trees(tmp_path: Path) -
             loaded.grow([1], [-1])
 
 
+def test_the_estimate_of_memory_counts_a_row_of_logits_for_every_leaf(tmp_path: Path) -> None:
+    """Prevents: a model for trees that does not fit after the estimate said that it does."""
+    header = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_vocab=20))
+    few, many = (
+        llama.memory_needed(header, llama.LoadOptions(n_ctx=64, max_block=3, max_leaves=n)).compute for n in (3, 16)
+    )
+    assert many - few == 2 * 13 * 20 * 4
+
+
 @pytest.mark.parametrize("max_leaves", [0, 257])
 def test_a_number_of_leaves_out_of_range_is_a_usage_error(tmp_path: Path, max_leaves: int) -> None:
     """Prevents: a context that llama.cpp does not open."""
