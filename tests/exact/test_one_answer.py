@@ -14,7 +14,7 @@ from specllama.base.errors import ModelBusy, PairError
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser
-from specllama.core.types import LanguageModel
+from specllama.core.types import Drafter, LanguageModel
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.shape import FixedShape
@@ -161,18 +161,21 @@ def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", ["one engine", "two engines", "two targets"])
+@pytest.mark.parametrize("shared", ["one engine", "one engine with trees", "two engines", "two targets"])
 def test_two_answers_of_llama_models_in_any_order_are_right_or_refused(
     shared: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The same on a real KV."""
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     paths = tiny.write_pair(tmp_path_factory.mktemp("pair"), vocabulary=tiny.letters(10))
-    with tiny.load(paths[0]) as a, tiny.load(paths[0]) as b, tiny.load(paths[1]) as draft:
+    trees, options = "trees" in shared, {"max_leaves": 8 if "trees" in shared else 1}
+    with tiny.load(paths[0], **options) as a, tiny.load(paths[0]) as b, tiny.load(paths[1], **options) as draft:
         models = {"A": a, "B": b if shared == "two targets" else a}
-        drafter = ModelDrafter(draft, n_max=3, vocab_size=a.vocab_size)
+        drafter: Drafter = ModelDrafter(draft, n_max=3, vocab_size=a.vocab_size)
+        if trees:
+            drafter = TreeDrafter(draft, FixedShape((-1, -1, 0, 0, 1)), n_leaves=8, vocab_size=a.vocab_size)
         engines = {who: Engine(model, drafter) for who, model in models.items()}
-        if shared == "one engine":
+        if shared.startswith("one engine"):
             engines["B"] = engines["A"]
         known: dict[History, History] = {}
 
