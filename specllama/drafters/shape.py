@@ -15,7 +15,7 @@ from specllama.core.types import DraftPlan, Observation
 OFFER_TAKEN_FROM = 0.7  # a fixed shape takes offered nodes of at least this chance: that of a fair draft model
 # Acceptance of the children of a node in the order of their ranks, given that those before are rejected.
 TYPICAL = (0.8, 0.36, 0.24, 0.14)
-LEAST_REACH = 0.02  # a path that is reached less often is not made longer
+FALLEN = 0.75  # the search adds no nodes to a tree whose rate has fallen to this part of its highest
 
 
 class TreePolicy(Protocol):
@@ -121,18 +121,22 @@ def by_rank(chances: Sequence[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> None:
-    """Add the likeliest nodes one by one, and improve `best`, the best shapes by their number of nodes."""
+def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> tuple[bool, bool]:
+    """Add the likeliest nodes one by one, and improve `best`, the best shapes by their number of nodes.
+
+    Returns whether more depth, and more width, would give another tree.
+    """
     row = on.levels[2] - on.levels[1]  # a node that the draft reads again costs it a row, and the target another
     parents, at, reach = list[int](), list[int](), list[float]()  # of each node: its parent, depth and reach
     expanded, n_leaves, n_expected, drafting, again, off_first = [0] * depth, 1, 1.0, 0.0, 0.0, 0.0
-    on_first = {-1}
+    on_first, highest, deeper, wider = {-1}, 0.0, False, False
     waiting = [(-on.by_rank[0], -1, 0)]  # (-reach, parent, rank)
     while waiting and len(parents) + 1 < len(on.verify):
         less, parent, rank = heapq.heappop(waiting)
         level = at[parent] + 1 if parent >= 0 else 0
         if rank == 0:
-            if expanded[level] == width:
+            if level == depth or expanded[level] == width:
+                deeper, wider = deeper or level == depth, wider or level < depth
                 continue
             drafting += on.levels[expanded[level] + 1] - on.levels[expanded[level]]
             expanded[level] += 1
@@ -156,15 +160,18 @@ def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> None:
         rate = n_expected / (draft + on.verify[n])
         if rate > best[n].rate:
             best[n] = Shape(tuple(parents), n_expected, draft, rate)
-        if level + 1 < depth:
-            heapq.heappush(waiting, (less * on.by_rank[0], node, 0))
+        highest = max(highest, rate)
+        if rate < FALLEN * highest:
+            break
+        heapq.heappush(waiting, (less * on.by_rank[0], node, 0))
         if rank + 1 < len(on.by_rank):
             whole = chance / on.by_rank[rank] if on.by_rank[rank] else 0.0
             heapq.heappush(waiting, (-whole * on.by_rank[rank + 1], parent, rank + 1))
+    return deeper, wider
 
 
 def best_shapes(on: Grounds) -> list[Shape]:
-    """The shape of the highest rate for every number of nodes, 0 included.
+    """The shape of the highest rate for every number of nodes, 0 included; of rate 0 where more nodes are hopeless.
 
     A node's reach does not depend on the rest of the tree. So the best tree of n nodes, of a given depth and of a given
     most number of nodes that the draft evaluates in a level, consists of the n likeliest nodes; only depths and widths
@@ -172,11 +179,13 @@ def best_shapes(on: Grounds) -> list[Shape]:
     models' if it is off the path of first children (its cells cannot stay, see `LanguageModel.keep`).
     """
     best = [Shape()] + [Shape(rate=0.0)] * (len(on.verify) - 1)
-    for depth in range(1, len(on.verify)):
-        for width in range(1, len(on.levels) if depth > 1 else 2):
-            _grow(on, depth, width, best)
-        if on.by_rank[0] ** depth < LEAST_REACH:
-            break
+    depth, deeper = 1, True
+    while deeper and depth < len(on.verify):
+        deeper, width, wider = False, 1, True
+        while wider and width < len(on.levels):
+            cut, wider = _grow(on, depth, width, best)
+            deeper, width = deeper or cut, width + 1
+        depth += 1
     return best
 
 
