@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
@@ -99,28 +100,43 @@ def best_fixed(shapes: Sequence[Sequence[int]], kept: Sequence[Trace], costs: Co
     return f"{best}: {rates[best]:.2f}"
 
 
+def automatic(kept: Sequence[Trace], costs: CostProfile) -> tuple[Spent, Spent]:
+    """With the controller of chains, and with that of trees."""
+    return spent(lambda: AsChain(Controller(costs)), kept, costs), spent(lambda: TreeController(costs), kept, costs)
+
+
+def gain_table(by_case: Cases) -> Iterator[str]:
+    yield (
+        "\n**`auto` with trees over `auto` with chains**: geometric mean of the classes (range); nodes a step; share "
+        "of steps with a branch"
+    )
+    yield "| costs of | chain, over plain | " + " | ".join(f"temperature {each:g}" for each in TEMPERATURES) + " |"
+    yield "|---|---|" + "---|" * len(TEMPERATURES)
+    for here in MACHINES:
+        cells, rates = [], list[float]()
+        for temperature in TEMPERATURES:
+            both = [automatic(kept, here.costs) for (at, _), kept in by_case.items() if at == temperature]
+            ratios, trees = [tree.rate / line.rate for line, tree in both], total([tree for _, tree in both])
+            rates += [line.rate for line, _ in both]
+            cells.append(f"{geometric_mean(ratios):.3f} ({min(ratios):.2f}-{max(ratios):.2f}); "
+                         f"{trees.n_nodes / trees.n_steps:.1f}; {trees.n_branched / trees.n_steps:.2f}")  # fmt: skip
+        yield f"| {here.name} | {geometric_mean(rates):.2f} | " + " | ".join(cells) + " |"
+
+
 def wall_table(by_case: Cases, here: Machine) -> Iterator[str]:
     yield f"\n**{here.name}**: tokens per T(1); plain decoding is 1"
     yield "| temperature | class | best K | best tree | chain, auto | tree, auto | tree / chain | nodes | branched |"
     yield "|---|---|---|---|---|---|---|---|---|"
     costs = here.costs
-    for temperature in TEMPERATURES:
-        cases = {group: kept for (at, group), kept in by_case.items() if at == temperature}
-        if not cases:
-            continue
-        shapes = shapes_for(mean_chances([each for kept in cases.values() for each in kept]), costs)
-        trees = [shapes[n].parents for n in (2, 3, 4, 5, 6, 8, 10, 12, 16) if n < len(shapes)]
-        ratios = []
-        for group, kept in cases.items():
-            auto = spent(lambda: AsChain(Controller(costs)), kept, costs)
-            tree = spent(lambda: TreeController(costs), kept, costs)
-            ratios.append(tree.rate / auto.rate)
-            yield (
-                f"| {temperature:g} | {group} | {best_fixed([chain(n) for n in range(1, 9)], kept, costs)} "
-                f"| {best_fixed(trees, kept, costs)} | {auto.rate:.2f} | {tree.rate:.2f} | {ratios[-1]:.3f} "
-                f"| {tree.n_nodes / tree.n_steps:.1f} | {tree.n_branched / tree.n_steps:.2f} |"
-            )
-        yield f"| {temperature:g} | all | | | | | **{geometric_mean(ratios):.3f}** | | |"
+    for (temperature, group), kept in by_case.items():
+        shapes = shapes_for(mean_chances(kept), costs)
+        trees = [shape.parents for shape in shapes[2:] if shape.rate]
+        line, tree = automatic(kept, costs)
+        yield (
+            f"| {temperature:g} | {group} | {best_fixed([chain(n) for n in range(1, 9)], kept, costs)} "
+            f"| {best_fixed(trees, kept, costs)} | {line.rate:.2f} | {tree.rate:.2f} | {tree.rate / line.rate:.3f} "
+            f"| {tree.n_nodes / tree.n_steps:.1f} | {tree.n_branched / tree.n_steps:.2f} |"
+        )
 
 
 def drawn_shape(parents: Sequence[int]) -> str:
@@ -162,14 +178,11 @@ def report(args: argparse.Namespace) -> None:
             ]
             if kept:
                 by_case[temperature, group] = kept
-    for line in budget_table(by_case):
+    tables = [budget_table(by_case), shape_table(by_case), gain_table(by_case)]
+    if args.only:
+        tables = [wall_table(by_case, here) for here in MACHINES if args.only in here.name]
+    for line in itertools.chain.from_iterable(tables):
         print(line, flush=True)
-    for line in shape_table(by_case):
-        print(line, flush=True)
-    for here in MACHINES:
-        if args.only in here.name:
-            for line in wall_table(by_case, here):
-                print(line, flush=True)
 
 
 def show(args: argparse.Namespace) -> None:

@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no answer after this time")
     parser.add_argument("--draft", type=Path, help="another draft than the pair's")
     parser.add_argument("--siblings", choices=("draws", "top"), default="draws", help="above temperature 0")
-    parser.add_argument("--only", default="", help="report only machines whose name contains this")
+    parser.add_argument("--only", default="", help="report each class on the machines whose name contains this")
     args = parser.parse_args()
     ACTIONS[args.action](args)
 
