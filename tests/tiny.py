@@ -16,6 +16,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType
 from gguf.quants import quantize
 
+from tests import tiny_recurrent
+
 if TYPE_CHECKING:
     from specllama.llama import LlamaModel
 
@@ -172,19 +174,31 @@ def write_model(
     (arch "llama"), a layer is a mixture of so many experts, two for a token.
     """
     vocab = vocabulary or letters(n_vocab)
-    shape = Shape(n_layer, n_embd, n_head, n_head_kv, n_ff, n_ctx, sliding_window, extra or {}, n_expert)
+    n_embd = max(n_embd, tiny_recurrent.least_embd(arch))
+    shape = Shape(
+        n_layer,
+        n_embd,
+        n_head,
+        n_head_kv,
+        n_ff,
+        n_ctx,
+        sliding_window,
+        extra or {},
+        n_expert,
+    )
     writer = GGUFWriter(path, arch)
     _add_sizes(writer, arch, shape, len(vocab.tokens))
     _add_tokenizer(writer, vocab, chat_template)
-    _add_extra(writer, shape.extra)
-    tensors = _mamba_tensors if arch == "mamba" else _transformer_tensors
+    is_recurrent = arch in (*tiny_recurrent.PURE, *tiny_recurrent.HYBRID)
+    _add_extra(writer, {**(tiny_recurrent.metadata(arch, shape) if is_recurrent else {}), **shape.extra})
+    tensors = tiny_recurrent.tensors if is_recurrent else _transformer_tensors
     base, other = np.random.default_rng(seed), np.random.default_rng(seed + 1_000_003)
     mix = np.hypot(1.0 - noise, noise)  # keeps the variance of the weights
     for name, rows, columns, deviation in tensors(arch, shape, len(vocab.tokens), scale):
-        size = (columns,) if rows == 0 else (rows, columns)
-        size = (n_expert, rows // n_expert, columns) if "_exps" in name else size
+        size = (columns,) if rows == 0 else (rows, columns) if isinstance(rows, int) else (*rows, columns)
+        size = (n_expert, rows // n_expert, columns) if n_expert and "_exps" in name else size
         values = ((1.0 - noise) * base.standard_normal(size) + noise * other.standard_normal(size)) / mix
-        centre = 1.0 if rows == 0 and name.endswith("norm.weight") else 0.0
+        centre = 1.0 if "norm" in name and not name.endswith("bias") else -1.0 if name.endswith("ssm_a") else 0.0
         weights = (centre + deviation * values).astype(np.float32)
         kind = (kinds or {}).get(name.removesuffix(".weight").rpartition(".")[2])
         if kind is None:
@@ -312,12 +326,8 @@ def _add_sizes(writer: GGUFWriter, arch: str, shape: Shape, n_vocab: int) -> Non
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_vocab_size(n_vocab)
     writer.add_layer_norm_rms_eps(1e-6)
-    if arch == "mamba":
+    if arch in tiny_recurrent.PURE:
         writer.add_head_count(0)
-        writer.add_ssm_conv_kernel(4)
-        writer.add_ssm_inner_size(2 * shape.n_embd)
-        writer.add_ssm_state_size(16)
-        writer.add_ssm_time_step_rank(2)
         return
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
@@ -369,7 +379,7 @@ def _add_extra(writer: GGUFWriter, extra: Mapping[str, object]) -> None:
             writer.add_array(key, list(value))  # type: ignore[call-overload]
 
 
-def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) -> Iterator[tuple[str, int, int, float]]:
+def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) -> Iterator[tiny_recurrent.Tensor]:
     """(name, rows or 0 for a vector, columns, standard deviation) of every tensor."""
     n_embd, n_ff = shape.n_embd, shape.n_ff
     n_kv = shape.n_head_kv * shape.head_dim
@@ -393,25 +403,6 @@ def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) ->
         yield f"{block}ffn_gate{exps}.weight", experts * n_ff, n_embd, inner
         yield f"{block}ffn_up{exps}.weight", experts * n_ff, n_embd, inner
         yield f"{block}ffn_down{exps}.weight", experts * n_embd, n_ff, 1.0 / np.sqrt(n_ff)
-    yield "output_norm.weight", 0, n_embd, 0.1
-    yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
-
-
-def _mamba_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) -> Iterator[tuple[str, int, int, float]]:
-    n_embd, n_inner, n_state, n_rank = shape.n_embd, 2 * shape.n_embd, 16, 2
-    yield "token_embd.weight", n_vocab, n_embd, 1.0
-    for index in range(shape.n_layer):
-        block = f"blk.{index}."
-        yield f"{block}attn_norm.weight", 0, n_embd, 0.1
-        yield f"{block}ssm_in.weight", 2 * n_inner, n_embd, 0.2
-        yield f"{block}ssm_conv1d.weight", n_inner, 4, 0.2
-        yield f"{block}ssm_conv1d.bias", 0, n_inner, 0.1
-        yield f"{block}ssm_x.weight", n_rank + 2 * n_state, n_inner, 0.1
-        yield f"{block}ssm_dt.weight", n_inner, n_rank, 0.1
-        yield f"{block}ssm_dt.bias", 0, n_inner, 0.1
-        yield f"{block}ssm_a", n_inner, n_state, 0.1
-        yield f"{block}ssm_d", 0, n_inner, 0.1
-        yield f"{block}ssm_out.weight", n_embd, n_inner, 0.1
     yield "output_norm.weight", 0, n_embd, 0.1
     yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
 

@@ -22,10 +22,11 @@ _BOUNDS = {
     "rope.freq_base": (1.0, 1e30),
     "rope.freq_base_swa": (1.0, 1e30),
 }
+_RWKV_STEP = 64  # numbers that ggml's kernels read at once, also beyond the end of a head
 PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
-_NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
+_NO_TOKENIZERS = ("none", "no_vocab", "test")
 
 # Architectures that cannot be used. llama.cpp is asked again once the model is loaded, but loading takes long.
 _KINDS: Mapping[str, Sequence[str]] = {
@@ -41,6 +42,12 @@ _KINDS: Mapping[str, Sequence[str]] = {
         "t5", "t5encoder", "gemma-embedding", "llama-embed",
     ),
 }  # fmt: skip
+# llama.cpp keeps the state after each of the last tokens of these (`llm_arch_supports_rs_rollback` in llama-arch.cpp).
+_KEEPING = (
+    "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "kimi-k3", "glm5-next", "qwen35", "qwen35moe",
+    "qwen4exp", "deepseek4",
+)  # fmt: skip
+_MOST_KEPT_BYTES = 256 * 1024 * 1024
 _PARTS_OF_MODELS = {
     "clip": "the image or sound encoder of a multimodal model",
     "eagle3": "a drafting head for another model",
@@ -166,10 +173,6 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
 def refuse_architecture(header: Header) -> None:
     """Raise UnsupportedModel for kinds that cannot be decoded exactly, before any weight is loaded."""
     name, kind = header.architecture, _kind_of(header)
-    if kind == "recurrent":
-        raise cannot_roll_back(header.path, "a recurrent model", name)
-    if kind == "hybrid":
-        raise cannot_roll_back(header.path, "a model with recurrent layers", name)
     if kind == "diffusion":
         raise not_left_to_right(header.path, "a diffusion model", name)
     if kind == "encoder" or not header.causal:
@@ -185,12 +188,12 @@ def _kind_of(header: Header) -> str:
     return next((kind for kind, names in _KINDS.items() if header.architecture in names), "")
 
 
-def cannot_roll_back(path: Path, what: str, architecture: str) -> UnsupportedModel:
-    """The error for models whose memory cannot remove single tokens."""
+def cannot_roll_back(path: Path, architecture: str) -> UnsupportedModel:
+    """The error for models whose memory is wrong after a rollback."""
     return UnsupportedModel(
-        f"{path} ({architecture}) is {what}: it cannot roll its memory back, which speculative decoding needs after "
-        "every rejected token",
-        hint="choose a transformer model, such as Qwen2.5, Llama 3 or Gemma 3",
+        f"{path} ({architecture}) cannot roll its memory back in this build of llama.cpp, which speculative decoding "
+        "needs after every rejected token",
+        hint="choose another model, such as Qwen2.5, Llama 3 or Gemma 3",
     )
 
 
@@ -202,16 +205,47 @@ def not_left_to_right(path: Path, what: str, architecture: str) -> UnsupportedMo
     )
 
 
+def has_states(header: Header) -> bool:
+    """True for a model with recurrent layers, by its name."""
+    return _kind_of(header) in ("recurrent", "hybrid")
+
+
+def state_bytes(header: Header) -> int:
+    """Size of the state of all recurrent layers in bytes, at most; 0 for other models. As in `llama-hparams.cpp`."""
+    if not has_states(header):
+        return 0
+
+    def size(key: str) -> int:
+        return header.gguf.integer(f"{header.architecture}.{key}", 0, MAX_INTEGER)
+
+    n_embd, n_head_size, n_inner = header.n_embd, size("wkv.head_size"), size("ssm.inner_size")
+    n_state, n_delta = size("ssm.state_size"), size("kda.head_dim")
+    numbers = (
+        2 * n_embd + n_embd * n_head_size if n_head_size else 0,
+        n_embd * max(size("shortconv.l_cache") - 1, 0),
+        header.n_head * n_delta * (3 * size("ssm.conv_kernel") + n_delta),
+        max(size("ssm.conv_kernel") - 1, 0) * (n_inner + 2 * size("ssm.group_count") * n_state) + n_inner * n_state,
+    )
+    return 4 * header.n_layer * max(numbers)
+
+
+def n_kept_states(header: Header, max_block: int) -> int:
+    """States beside the last one that llama.cpp keeps, as many as memory allows of those that a block can lose."""
+    if header.architecture not in _KEEPING:
+        return 0
+    return min(max_block - 1, _MOST_KEPT_BYTES // max(state_bytes(header), 1))
+
+
 def memory_kind(header: Header) -> str:
-    """The kind of memory, for reports: "recurrent", "window of 1024 tokens", "dense"."""
+    """The kind of memory, for reports: "recurrent, ...", "hybrid, ...", "window of 1024 tokens", "dense"."""
+    if has_states(header):
+        way = "kept" if header.architecture in _KEEPING else "saved"
+        return f"{_kind_of(header)}, rolls back by {way} states"
     return _kind_of(header) or (f"window of {figure(header.n_swa)} tokens" if header.n_swa else "dense")
 
 
 def why_no_tree(header: Header, max_block: int) -> str:
-    """Why a model that can draft cannot evaluate token trees, as far as the header tells; "" = it can.
-
-    Models that cannot roll back are refused altogether, see `refuse_architecture`.
-    """
+    """Why a model that can draft cannot evaluate token trees, as far as the header tells; "" = it can."""
     if max_block < 3:
         return f"a block of {max_block} tokens holds no branches"
     if 0 < header.n_swa <= max_block:  # our attention finds the place of a branch by the text before it
@@ -246,3 +280,8 @@ def _check_limits(header: Header) -> None:
         raise damaged(header.path, f"{of('rope.dimension_count')} is {figure(n_rotated)}, expected an even number")
     for key, (low, high) in _BOUNDS.items():
         gguf.number(of(key), low, high, default=low)
+    n_head_size = gguf.integer(of("wkv.head_size"), 0, MAX_INTEGER)
+    if n_head_size % _RWKV_STEP:
+        raise damaged(
+            header.path, f"{of('wkv.head_size')} is {figure(n_head_size)}, expected a multiple of {_RWKV_STEP}"
+        )

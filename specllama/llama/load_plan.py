@@ -13,7 +13,7 @@ from specllama.base.cpu import usable_cpus
 from specllama.base.errors import UsageError
 from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE, PACKED
-from specllama.llama.header import PLAIN_TYPES, Header
+from specllama.llama.header import PLAIN_TYPES, Header, has_states, n_kept_states
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, need_for, require_memory
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
@@ -75,6 +75,7 @@ class LoadPlan:
     n_gpu_layers: int  # the output layer counts as one
     max_block: int
     max_leaves: int
+    n_kept_states: int  # of recurrent layers before the last one, if the architecture keeps them
     use_mmap: bool
     use_extra_bufts: bool
     kernels: bool
@@ -109,7 +110,8 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_threads_batch=options.n_threads_batch or n_threads,
         n_gpu_layers=n_gpu_layers,
         max_block=min(options.max_block, n_batch),
-        max_leaves=options.max_leaves,
+        max_leaves=1 if has_states(header) else options.max_leaves,
+        n_kept_states=n_kept_states(header, min(options.max_block, n_ubatch)),
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         kernels=options.kernels and BUFFER_TYPE in extra,

@@ -11,7 +11,8 @@ import psutil
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.files.gguf_header import TYPES
-from specllama.llama.header import Header
+from specllama.llama.header import Header, n_kept_states, state_bytes
+from specllama.llama.rollback import MOST_SAVED
 
 # The types of a KV cache: ggml's number, and bytes per number.
 _BY_NAME = {each.name: (number, each.n_bytes / each.n_values) for number, each in TYPES.items()}
@@ -28,7 +29,7 @@ class MemoryNeed:
     """The memory of a loaded model, in bytes."""
 
     weights: int
-    kv: int
+    kv: int  # with the states of recurrent layers
     compute: int
     vocabulary: int = 0
 
@@ -73,9 +74,10 @@ def need_for(
     n_more: int = 0,
 ) -> MemoryNeed:
     """The memory of a model with a context of `n_ctx` tokens. `n_more`: bytes of weights beyond the file's."""
+    n_states = 1 + MOST_SAVED + n_kept_states(header, min(n_outputs, n_ubatch))
     return MemoryNeed(
         weights=header.n_weight_bytes + n_more,
-        kv=kv_bytes(header, n_ctx, type_k, type_v),
+        kv=kv_bytes(header, n_ctx, type_k, type_v) + n_states * state_bytes(header),
         compute=compute_bytes(header, n_ctx, n_ubatch, n_outputs),
         vocabulary=_TOKEN_BYTES * header.n_vocab,
     )

@@ -50,13 +50,14 @@ from specllama.llama.open import (
     refuse_kind,
 )
 from specllama.llama.quantize import quantize
+from specllama.llama.rollback import Rollback, SavedStates, Truncation
 from specllama.llama.tree import Growth, Tree
 from specllama.llama.vocab import Vocabulary
 
 _EVERY = -1  # sequence
 _WIDE = 6  # rows of the test of our kernels
 _N_REHEARSED = 128  # tokens of context
-_TREE_ROUNDING = 0.5  # most that a logit of a row depends on the rows beside it, in parts of the logits' spread
+_ROUNDING = 0.5  # most that a logit of a row depends on the rows beside it, in parts of the logits' spread
 _CHARACTERS = (*range(0x250), *range(0x4E00, 0x4E20), *range(0x1F600, 0x1F620))  # of a rehearsal: 1 to 4 bytes long
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
@@ -114,7 +115,7 @@ def load(
         open_context(native, about, plan, wish)
         loaded = LlamaModel(native, about, plan)
         loaded.probe_rollback()
-        if plan.max_leaves > 1:
+        if wish.max_leaves > 1:
             loaded.probe_tree()
     except BaseException:
         native.close()
@@ -211,8 +212,8 @@ def load_vocabulary(model: Path | Header) -> Vocabulary:
 class LlamaModel:
     """A model with a KV cache for one sequence; implements `types.LanguageModel`.
 
-    Invariant: `length` = tokens in llama.cpp's memory + held tokens, also after errors. `feed` holds tokens that do not
-    fill a batch, so that the next `eval` computes them in the same pass as its own.
+    Invariant: `length` = tokens in llama.cpp's memory + held tokens, also after errors. Held tokens are computed in the
+    same pass as those of the next `eval`: those of `feed` that do not fill a batch, and those that a way back loses.
     """
 
     def __init__(self, native: Native, about: Header, plan: LoadPlan) -> None:
@@ -225,9 +226,10 @@ class LlamaModel:
         self._slots = _BatchSlots(lib, pointers, plan.n_batch, plan.max_leaves)
         self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
         self._n_decoded = 0
-        self._held: list[int] = []
+        self._text: list[int] = []  # the tokens in llama.cpp's memory, then the held ones
         self._tree: Tree | None = None  # of the last eval; a model for chains keeps none
         self._reach = [0] * plan.max_leaves  # the positions from 0 on that each line holds, see tree.py
+        self._rollback = _way_back(native, self._memory)
         self.header = about
         self.path = about.path
         self.architecture = about.architecture
@@ -249,7 +251,7 @@ class LlamaModel:
     @property
     def length(self) -> int:
         """Tokens in the KV cache, including held tokens."""
-        return self._n_decoded + len(self._held)
+        return len(self._text)
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without logits. Full batches are computed now, the remainder with the next `eval`.
@@ -258,17 +260,13 @@ class LlamaModel:
         """
         self._require_line()
         self._require_room(len(tokens))
-        start, held = self._n_decoded, self._held
-        waiting = [*held, *tokens]
-        n_done = 0
-        self._held, self._tree = [], None
+        n_before, self._tree = self.length, None
+        self._text.extend(tokens)
         try:
-            while len(waiting) - n_done >= self._n_batch:
-                self._decode(waiting[n_done : n_done + self._n_batch], 0)
-                n_done += self._n_batch
-            self._held = waiting[n_done:]
+            while self.length - self._n_decoded >= self._n_batch:
+                self._decode(self._text[self._n_decoded : self._n_decoded + self._n_batch], 0)
         except BaseException:
-            self._held = held if self._n_decoded == start else []
+            del self._text[max(n_before, self._n_decoded) :]
             raise
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
@@ -287,16 +285,11 @@ class LlamaModel:
             self._require_leaves(growth.n_lines)
         else:
             require_chain(parents)
-        start, held = self._n_decoded, self._held
-        self._held = []
-        try:
-            if held and len(held) + n_rows > self._n_batch:
-                self._decode(held, 0)
-                held = []
-            self._decode([*held, *tokens] if held else tokens, n_rows, growth)
-        except BaseException:
-            self._held = held if self._n_decoded == start else []
-            raise
+        while (held := self._text[self._n_decoded :]) and (
+            len(held) + n_rows > self._n_batch or self._rollback.splits(len(held))
+        ):
+            self._decode(held[: self._n_batch], 0)
+        self._decode([*held, *tokens], n_rows, growth)
         return self._logits(n_rows)
 
     def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
@@ -317,13 +310,9 @@ class LlamaModel:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if self._tree is not None and self._tree.branches and length > self._tree.root + 1:
             raise ValueError(f"cannot truncate to {length} tokens, within a tree: use keep")
-        if length < self._n_decoded:
-            if not self._remove(_EVERY, length):
-                raise self._refused(length)
-            self._n_decoded = length
-            self._held = []
-        else:
-            del self._held[length - self._n_decoded :]
+        if length < self._n_decoded and not self._back(length):
+            raise self._refused(length)
+        del self._text[length:]
         self._tree = None
 
     def keep(self, length: int, path: Sequence[int]) -> None:
@@ -342,7 +331,7 @@ class LlamaModel:
         n_kept = tree.in_order(path)
         again = [tree.tokens[node] for node in path[n_kept:]]
         self._prune(tree, n_kept)
-        self._held = again
+        self._text.extend(again)
 
     def watch(self, cancel: Cancel | None) -> None:
         """Stop a `feed` or `eval` within one graph node of `cancel.set()`, on CPU back ends; None ends the watch."""
@@ -405,6 +394,9 @@ class LlamaModel:
                 hint="use a longer context (--ctx-size)",
             )
 
+    def _call(self, name: str, *arguments: object) -> Any:
+        return self._timed(getattr(self._lib, name), *arguments)
+
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Call llama.cpp: the time counts as busy, and `close` waits."""
         pointers = self._native.pointers
@@ -424,22 +416,27 @@ class LlamaModel:
         `growth`: the last tokens are these nodes; those before them end with the pending token of a new tree. An error
         also ends a tree that grows.
         """
-        start = self._n_decoded
-        before = start if growth is None or len(tokens) > len(growth.tokens) else growth.tree.root + 1
-        self._slots.fill(tokens, start, n_rows)
+        start = before = self._n_decoded
+        n_text = self.length
+        if growth is not None and len(tokens) == len(growth.tokens):
+            n_text = before = growth.tree.root + 1
         try:
+            self._rollback.before(self._call, start, n_rows)
+            self._slots.fill(tokens, start, n_rows)
             if growth is not None and growth.n_lines > 1:
                 self._join(growth)
                 self._slots.branch(growth, len(tokens))
             status = self._timed(self._lib.llama_decode, self._context, self._slots.batch)
             if status == _OK:
+                self._rollback.after(len(tokens))
                 self._n_decoded = start + len(tokens)
+                self._text[start : self._n_decoded] = tokens
                 self._tree = None if growth is None else self._grown(growth)
                 return
         except BaseException:  # Ctrl-C arrives when the call returns
-            self._cut_back(before)
+            self._cut_back(before, n_text)
             raise
-        self._cut_back(before)
+        self._cut_back(before, n_text)
         raise self._failure(status, tokens)
 
     def _join(self, growth: Growth) -> None:
@@ -480,6 +477,7 @@ class LlamaModel:
             self._clear()
             raise self._refused(end)
         self._n_decoded = end
+        del self._text[end:]
         self._tree = None
 
     def _refused(self, length: int) -> RollbackRefused:
@@ -489,13 +487,25 @@ class LlamaModel:
 
     def _clear(self) -> None:
         self._timed(self._lib.llama_memory_clear, self._memory, False)
+        self._rollback.forget()
+        self._text.clear()
         self._n_decoded, self._tree = 0, None
         self._reach = [0] * len(self._reach)
 
-    def _cut_back(self, length: int) -> None:
+    def _back(self, length: int, *, intact: bool = True) -> bool:
+        """Bring llama.cpp's memory to at most `length` tokens; the others up to `length` are held. False: refused."""
+        n_left = self._rollback.back(self._call, self._n_decoded, length, intact=intact)
+        if n_left is None:
+            return False
+        self._n_decoded = n_left
+        self._reach = [min(each, n_left) for each in self._reach]
+        return True
+
+    def _cut_back(self, length: int, n_text: int) -> None:
         """Remove the tokens of a failed call; if llama.cpp refuses, empty the memory, so that `length` is right."""
         self._n_decoded, self._tree = length, None
-        if not self._remove(_EVERY, length):
+        del self._text[n_text:]
+        if not self._back(length, intact=False):
             self._clear()
 
     def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:
@@ -530,19 +540,33 @@ class LlamaModel:
         return view
 
     def probe_rollback(self) -> None:
-        """Decode two tokens and remove one, which some models cannot. Raises UnsupportedModel."""
+        """Reject a token, which some models cannot. Raises UnsupportedModel."""
         token = self.vocab.bos or 0
+        self._decode([token, token], 0)
         try:
-            self._decode([token, token], 0)
             self.truncate(1)
-        except RollbackRefused:
-            raise cannot_roll_back(self.path, "a model with a failed rollback", self.architecture) from None
+            sound = isinstance(self._rollback, Truncation) or self._comes_back()
+        except (RollbackRefused, BackendError):  # the latter for the positions that a refusal leaves
+            sound = False
+        if not sound:
+            raise cannot_roll_back(self.path, self.architecture)
         self._clear()
         self.busy_s = 0.0
 
+    def _comes_back(self) -> bool:
+        """True if a token has the same logits before and after a rollback."""
+        first, *block = (token % self.vocab_size for token in range(min(1 + self.caps.max_block, 3)))
+        if self.length + 1 + len(block) > self.n_ctx:
+            return True
+        self.eval([first])  # the memory is not empty, so its state is saved
+        before = np.array(self.eval(block)[-1])
+        self.truncate(self.length - 1)
+        after = self.eval(block[-1:])[0]
+        return bool(np.abs(after - before).max() <= _ROUNDING * before.std())
+
     def probe_tree(self) -> None:
         """Set `caps.tree` if two siblings do not see each other; else `no_tree` says why."""
-        chains, self.no_tree = self.caps, why_no_tree(self.header, self.plan.max_block)
+        chains, self.no_tree = self.caps, self._rollback.no_tree or why_no_tree(self.header, self.plan.max_block)
         if self.no_tree:
             return
         self.caps = replace(chains, tree=True, max_leaves=self.plan.max_leaves)
@@ -551,7 +575,7 @@ class LlamaModel:
             beside = np.array(self.eval([pending, first, second], [-1, -1])[2])
             self.keep(1, ())
             alone = self.eval([second])[0]
-            if not np.abs(beside - alone).max() <= _TREE_ROUNDING * alone.std():
+            if not np.abs(beside - alone).max() <= _ROUNDING * alone.std():
                 self.no_tree = "a token sees its sibling"
         except (BackendError, ContextFull, RollbackRefused) as error:
             self.no_tree = str(error)
@@ -559,6 +583,13 @@ class LlamaModel:
             self.caps = chains
         self._clear()
         self.busy_s = 0.0
+
+
+def _way_back(native: Native, memory: object) -> Rollback:
+    lib, pointers = native.pointers.lib, native.pointers
+    if lib.llama_model_is_recurrent(pointers.model) or lib.llama_model_is_hybrid(pointers.model):
+        return SavedStates(pointers.context, memory, lib.llama_n_rs_seq(pointers.context))
+    return Truncation(memory)
 
 
 def _gpu_memory() -> GpuMemory:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
 from specllama.llama.bindings import bindings, log, own_kernels
-from specllama.llama.header import Header, cannot_roll_back, not_left_to_right
+from specllama.llama.header import Header, not_left_to_right
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 
@@ -92,10 +92,6 @@ def load_vocabulary_only(about: Header) -> Native:
 def refuse_kind(native: Native, about: Header) -> None:
     """`header.refuse_architecture`, by llama.cpp's answers instead of names. Raises UnsupportedModel."""
     lib, model = native.pointers.lib, native.pointers.model
-    if lib.llama_model_is_recurrent(model):
-        raise cannot_roll_back(about.path, "a recurrent model", about.architecture)
-    if lib.llama_model_is_hybrid(model):
-        raise cannot_roll_back(about.path, "a model with recurrent layers", about.architecture)
     if lib.llama_model_is_diffusion(model):
         raise not_left_to_right(about.path, "a diffusion model", about.architecture)
     if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
@@ -110,6 +106,7 @@ def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOpt
     params.n_batch = plan.n_batch
     params.n_ubatch = plan.n_ubatch
     params.n_seq_max = plan.max_leaves
+    params.n_rs_seq = plan.n_kept_states
     # A decode with more rows ends the process; so does a context for more sequences than rows.
     params.n_outputs_max = max(plan.max_block, plan.max_leaves)
     params.n_threads = plan.n_threads

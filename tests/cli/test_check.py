@@ -112,12 +112,22 @@ def test_a_file_that_cannot_be_read_is_2_and_one_sentence(
     assert str(path) in result.err
 
 
-def test_a_recurrent_target_fails_before_its_draft_is_opened(specllama: Run, tmp_path: Path) -> None:
-    """Prevents: fetching a draft for a target without rollback (case 20)."""
-    recurrent = tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba", vocabulary=BASE)
-    for target, draft in ((recurrent, tmp_path / "missing.gguf"), (bare(tmp_path / "t.gguf"), recurrent)):
+def test_a_target_that_cannot_be_used_fails_before_its_draft_is_opened(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: fetching a draft for a diffusion model or an encoder (case 20)."""
+    diffusion = tiny.write_bare(tmp_path / "diffusion.gguf", arch="llada", vocabulary=BASE)
+    for target, draft in ((diffusion, tmp_path / "missing.gguf"), (bare(tmp_path / "t.gguf"), diffusion)):
         result = check(specllama, target, draft)
-        assert (result.code, "cannot roll its memory back" in result.out) == (1, True)
+        assert (result.code, "a diffusion model" in result.out) == (1, True)
+
+
+def test_a_recurrent_pair_fits_and_the_report_says_how_it_rolls_back(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a refusal of models that saved states serve."""
+    target, draft = (tiny.write_model(tmp_path / f"{a}.gguf", arch=a, vocabulary=BASE) for a in ("mamba", "lfm2"))
+    result = check(specllama, target, draft, "--json")
+    row = rows_of(result)["architecture"]
+    assert (result.code, row["mark"]) == (0, "PASS")
+    assert row["target"] == "mamba, recurrent, rolls back by saved states"
+    assert row["draft"] == "lfm2, hybrid, rolls back by kept states"
 
 
 def test_the_report_follows_the_files(specllama: Run, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_the_hub_is_searched_for_smaller_models_of_the_family(
         (["--draft-for", "{target}", "--scan", "/nowhere"], "not a folder"),
         (["--draft-for", "{target}", "--scan", ".", "--hub"], "exclude each other"),
         (["--draft-for", "nothing"], "there is no file, pair or model named"),
-        (["--draft-for", "{recurrent}"], "cannot roll its memory back"),
+        (["--draft-for", "{encoder}"], "does not generate text"),
         (["--scan", "."], "--draft-for TARGET"),
     ],
 )
@@ -181,8 +181,8 @@ def test_what_cannot_be_searched_is_2(
     specllama: Run, target: Path, tmp_path: Path, args: list[str], words: str
 ) -> None:
     """Prevents: 'nothing fits' although nothing was examined (case 20)."""
-    recurrent = tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba")
-    result = specllama("check", *(arg.format(target=target, recurrent=recurrent) for arg in args))
+    encoder = tiny.write_model(tmp_path / "encoder.gguf", extra={"llama.attention.causal": False})
+    result = specllama("check", *(arg.format(target=target, encoder=encoder) for arg in args))
     assert (result.code, result.out) == (2, "")
     assert words in result.err
 

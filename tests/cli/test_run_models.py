@@ -43,7 +43,7 @@ def test_every_strategy_of_the_registry_runs(specllama: Run, pair: Pair, strateg
         (["-m", "{target}", "-md", "{foreign}", "--raw", "abc"], 1, "the draft does not fit the target"),
         (["-m", "{target}", "-md", "{missing}", "--raw", "abc"], 1, "missing.gguf"),
         (["-m", "{target}", "-md", "{truncated}", "--raw", "abc"], 1, "truncated.gguf"),
-        (["-m", "{recurrent}", "-md", "{missing}", "--raw", "abc"], 1, "recurrent"),
+        (["-m", "{encoder}", "-md", "{missing}", "--raw", "abc"], 1, "encoder"),
         (["-m", "{target}", "-md", "{draft}", "-c", "16", "--raw", "abcabcabcabcabcabcabc"], 1, "--ctx-size"),
         (["-m", "{target}", "-md", "{draft}", "-c", "900000000", "--raw", "abc"], 1, "free"),
         (["--pair", "qwen3", "--raw", "abc"], 1, "there is no pair named"),
@@ -60,7 +60,7 @@ def test_errors_come_before_weights_are_loaded(
         "missing": tmp_path / "missing.gguf",
         "foreign": tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14),
         "truncated": tiny.cut(tiny.write_model(tmp_path / "truncated.gguf"), 1000),
-        "recurrent": tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba"),
+        "encoder": tiny.write_model(tmp_path / "encoder.gguf", extra={"llama.attention.causal": False}),
     }
     result = specllama("run", *(arg.format(**places) for arg in args))
     assert (result.code, result.out) == (code, "")

@@ -12,6 +12,7 @@ import pytest
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.files import gguf_check
 from specllama.llama import load, load_vocabulary, read_header
+from specllama.llama.rollback import Rollback, SavedStates, Truncation
 from tests import tiny
 
 
@@ -187,24 +188,26 @@ def test_a_header_is_checked_once_by_each_version_of_the_checks(
         assert len(checked) == expected
 
 
-def test_a_recurrent_model_is_refused_by_its_header_by_llama_cpp_or_by_trying(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", [Truncation, SavedStates])
+def test_a_model_that_does_not_come_back_is_refused_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: type[Rollback]
 ) -> None:
-    """Prevents: gigabytes loaded first (FIELD_CASES 20); a memory unknown to both lists that fails in an answer."""
+    """Prevents: a memory that refuses to remove tokens, or removes them only in name, and fails in an answer."""
     path = tiny.write_model(tmp_path / "mamba.gguf", arch="mamba")
-    assert "recurrent" in refusal(path, UnsupportedModel)
-    monkeypatch.setattr("specllama.llama.header._KINDS", {})
-    assert "recurrent" in refusal(path, UnsupportedModel)
-    monkeypatch.setattr("specllama.llama.model.refuse_kind", lambda native, about: None)
-    assert "rollback" in refusal(path, UnsupportedModel)
+    tiny.load(path).close()
+    if way is Truncation:
+        monkeypatch.setattr("specllama.llama.model._way_back", lambda native, memory: Truncation(memory))
+    else:
+        monkeypatch.setattr(SavedStates, "_restore", lambda self, call, length: True)
+    assert "roll its memory back" in refusal(path, UnsupportedModel)
 
 
 @pytest.mark.parametrize(
     "extra",
-    [*({"general.architecture": arch} for arch in ("bert", "llada", "jamba", "t5")), {"llama.attention.causal": False}],
+    [*({"general.architecture": arch} for arch in ("bert", "llada", "t5")), {"llama.attention.causal": False}],
 )
 def test_models_that_do_not_write_left_to_right_are_refused(tmp_path: Path, extra: dict[str, object]) -> None:
-    """Prevents: an answer by an embedding, diffusion or hybrid model."""
+    """Prevents: an answer by an embedding or diffusion model."""
     refusal(tiny.write_model(tmp_path / "other.gguf", extra=extra), UnsupportedModel)
 
 

@@ -1,0 +1,141 @@
+"""How a model gets back to an earlier length.
+
+Attention keeps each token apart, so tokens are removed. A recurrent layer keeps one state of the whole text: llama.cpp
+keeps the last states of some architectures; for the others we save the state and compute the tokens after it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Protocol
+
+MOST_AGAIN = 8  # most tokens after a saved state that are computed again together with the next block
+MOST_SAVED = 4  # states
+_EVERY = -1  # sequence
+_LINE = 0  # the only sequence of such a model
+_PARTIAL = 1  # flag: only what cannot remove tokens, so no attention cells
+
+Call = Callable[..., Any]  # (name of a function of llama.cpp, its arguments)
+
+
+class Rollback(Protocol):
+    """One way back. `n_decoded`: tokens in llama.cpp's memory."""
+
+    way: str  # for reports
+    no_tree: str  # why the memory cannot hold a tree of tokens; "" = it can
+
+    def splits(self, n_held: int) -> bool:
+        """True if held tokens should be computed before a block, so that the way back is short."""
+
+    def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
+        """A decode comes. The tokens of its last `n_rows` - 1 rows may be rejected."""
+
+    def after(self, n_tokens: int) -> None:
+        """A decode of `n_tokens` succeeded."""
+
+    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
+        """Bring the memory to at most `length` tokens; returns how many it holds. None: it refused, and is unchanged.
+
+        `intact`: False after a failed decode.
+        """
+
+    def forget(self) -> None:
+        """The memory is empty."""
+
+
+class Truncation:
+    """The memory removes tokens."""
+
+    way = "truncation"
+    no_tree = ""
+
+    def __init__(self, memory: object) -> None:
+        self._memory = memory
+
+    def splits(self, n_held: int) -> bool:
+        return False
+
+    def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
+        pass
+
+    def after(self, n_tokens: int) -> None:
+        pass
+
+    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
+        return length if call("llama_memory_seq_rm", self._memory, _EVERY, length, -1) else None
+
+    def forget(self) -> None:
+        pass
+
+
+class SavedStates:
+    """The state at a few lengths, and the last ones that llama.cpp keeps.
+
+    Saved is the state before each block, and each MOST_AGAIN tokens of plain decoding. Single tokens that are taken
+    back, as those of a draft model, are also worth a save.
+    """
+
+    no_tree = "its recurrent layers keep one state, which holds one path"
+
+    def __init__(self, context: object, memory: object, n_kept: int) -> None:
+        self._context, self._memory = context, memory
+        self._n_kept = n_kept  # states before the last one that llama.cpp keeps
+        self._n_last = 0  # tokens of the last decode, whose states are kept
+        self._taken_back = False  # since the last save
+        self._saved: dict[int, Any] = {}  # length -> state, ascending
+        self._spare: Any = None  # fresh memory costs more time than the copy
+        self.way = "kept states" if n_kept else "saved states"
+
+    def splits(self, n_held: int) -> bool:
+        return n_held > MOST_AGAIN
+
+    def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
+        n_again = n_decoded - max(self._saved, default=0)
+        if n_again > 0 and (n_rows > self._n_kept + 1 or self._taken_back or n_again >= MOST_AGAIN):
+            self._save(call, n_decoded)
+
+    def after(self, n_tokens: int) -> None:
+        self._n_last = n_tokens
+
+    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
+        for at in [at for at in self._saved if at > length]:
+            self._spare = self._saved.pop(at)
+        # llama.cpp keeps a state for each token of the last decode, but accepts also lengths before it.
+        is_kept = intact and 0 < n_decoded - length < min(self._n_last, self._n_kept + 1)
+        self._n_last = 0  # the kept states serve once
+        if is_kept and call("llama_memory_seq_rm", self._memory, _LINE, length, -1):
+            return length
+        at = max(self._saved, default=0)
+        if at and self._restore(call, at):
+            self._taken_back = True
+            return at
+        call("llama_memory_clear", self._memory, False)
+        self.forget()
+        return 0
+
+    def forget(self) -> None:
+        self._saved.clear()
+        self._n_last = 0
+
+    def _save(self, call: Call, length: int) -> None:
+        size = call("llama_state_seq_get_size_ext", self._context, _LINE, _PARTIAL)
+        buffer, self._spare = self._spare, None
+        if buffer is None or len(buffer) != size:
+            buffer = (ctypes.c_uint8 * size)()
+        if size and call("llama_state_seq_get_data_ext", self._context, buffer, size, _LINE, _PARTIAL) == size:
+            self._saved[length] = buffer
+            self._taken_back = False
+        if len(self._saved) > MOST_SAVED:
+            # Not the last one. The closer a state is to the one before, the less is computed again without it.
+            lengths = [0, *self._saved][:-1]
+            _, at = min((high - low, high) for low, high in pairwise(lengths))
+            self._spare = self._saved.pop(at)
+
+    def _restore(self, call: Call, length: int) -> bool:
+        state = self._saved[length]
+        return bool(
+            call("llama_state_seq_set_data_ext", self._context, state, len(state), _LINE, _PARTIAL)
+            and call("llama_memory_seq_rm", self._memory, _LINE, length, -1)  # the attention cells of a hybrid model
+        )

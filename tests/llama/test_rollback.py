@@ -1,0 +1,328 @@
+"""Models with recurrent layers: after any rejection the state is that of a fresh prefill; the way back is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama.base.errors import BackendError, Interrupted, ModelFileError, UnsupportedModel
+from specllama.chat.session import ChatSession
+from specllama.chat.settings import Settings
+from specllama.core.arrays import FloatArray
+from specllama.core.engine import Engine
+from specllama.core.events import TokenEvent
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel
+from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
+from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.llama import LlamaModel, read_header
+from specllama.llama.rollback import MOST_AGAIN, MOST_SAVED, SavedStates
+from tests import tiny, tiny_recurrent
+from tests.llama.test_model import broken
+
+ARCHITECTURES = (*tiny_recurrent.PURE, *tiny_recurrent.HYBRID)
+KEEPING = ("lfm2", "nemotron_h", "qwen35")  # llama.cpp keeps their last states
+BLOCK = [3, 1, 4, 1, 5]
+ROUNDING = 1e-3  # of logits with a spread of about 1.5; on x86 they are equal to the last bit
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.3)
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recurrent")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def path(request: pytest.FixtureRequest, folder: Path) -> Path:
+    return tiny.write_model(folder / f"{request.param}.gguf", arch=request.param, n_vocab=40)
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[LlamaModel]:
+    with tiny.load(path, n_batch=16, max_block=6) as opened:
+        yield opened
+
+
+@pytest.fixture
+def mamba(folder: Path) -> Iterator[LlamaModel]:
+    with tiny.load(tiny.write_model(folder / "alone.gguf", arch="mamba", n_vocab=40), max_block=6) as opened:
+        yield opened
+
+
+def text_of(n: int, seed: int = 1) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 37, n)]
+
+
+def anew(model: LlamaModel, tokens: list[int], n_rows: int) -> FloatArray:
+    """The last `n_rows` logits of the same model after an empty memory; it holds what it held before."""
+    known = list(model._text)
+    model._clear()
+    model.feed(tokens[:-n_rows])
+    rows = np.array(model.eval(tokens[-n_rows:]))
+    model._clear()
+    model.feed(known)
+    return rows
+
+
+def sizes_of(model: LlamaModel) -> list[int]:
+    """The tokens of each decode from now on."""
+    sizes, lib = list[int](), model._lib
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(lib, name)
+
+        def llama_decode(self, context: object, batch: object) -> int:
+            sizes.append(batch.n_tokens)  # type: ignore[attr-defined]
+            return int(lib.llama_decode(context, batch))
+
+    model._lib = Counting()
+    return sizes
+
+
+def test_the_way_back_is_that_of_the_architecture(model: LlamaModel) -> None:
+    """Prevents: copies of a state that llama.cpp keeps anyway; a tree in a memory that holds one path."""
+    assert isinstance(model._rollback, SavedStates)
+    assert (model._rollback._n_kept > 0) == (model.architecture in KEEPING)
+    assert model.caps.rollback
+    assert not model.caps.tree
+
+
+def test_every_pattern_of_rejections_leaves_the_state_of_a_fresh_prefill(path: Path) -> None:
+    """Prevents: a rejected token that stays in the state, or an accepted one that is lost or counted twice."""
+    said = text_of(12)
+    n_block = len(BLOCK)
+    with tiny.load(path, max_block=6) as model, tiny.load(path, max_block=6) as other:
+        expected: dict[tuple[int, ...], FloatArray] = {}
+        for pattern in product(range(n_block + 1), repeat=2):
+            model.truncate(0)
+            model.feed(said)
+            text = list(said)
+            for n_accepted in pattern:
+                model.eval([7, *BLOCK])
+                model.keep(len(text) + 1, range(n_accepted))
+                text += [7, *BLOCK[:n_accepted]]
+                assert model.length == len(text)
+            rows = model.eval([2, 6])
+            if tuple(text) not in expected:
+                other.truncate(0)
+                other.feed(text)
+                expected[tuple(text)] = np.array(other.eval([2, 6]))
+            np.testing.assert_allclose(rows, expected[tuple(text)], atol=ROUNDING)
+
+
+@pytest.mark.slow
+def test_a_random_walk_of_drafts_plain_steps_and_cuts_keeps_the_state(path: Path) -> None:
+    """Prevents: a state that is saved or thrown away at the wrong time."""
+    draw, said = np.random.default_rng(3), text_of(20)
+    with tiny.load(path, n_batch=16, max_block=6) as model, tiny.load(path, n_batch=16, max_block=6) as other:
+        model.feed(said[:-1])
+        for step in range(50):
+            drafted = text_of(int(draw.integers(0, 6)), seed=step)
+            rows = np.array(model.eval([said[-1], *drafted]))
+            n_accepted = int(draw.integers(0, len(drafted) + 1))
+            other.truncate(0)
+            other.feed(said[:-1])
+            np.testing.assert_allclose(rows, other.eval([said[-1], *drafted]), atol=ROUNDING)
+            model.keep(len(said), range(n_accepted))
+            said += [*drafted[:n_accepted], int(draw.integers(0, 37))]
+            if step % 11 == 10:
+                del said[int(draw.integers(1, len(said))) :]
+                model.truncate(len(said) - 1)
+
+
+def test_tokens_read_one_by_one_are_taken_back(path: Path) -> None:
+    """Prevents: a draft model that drafts on after its own rejected tokens."""
+    said = text_of(30)
+    with tiny.load(path) as draft, tiny.load(path) as other:
+        kept = KeptPrefix.of(draft)
+        for n in range(12, 30):
+            n_held = kept.rewind(said[:n])
+            kept.feed(said[n_held : n - 1])
+            kept.eval(said[n - 1 : n])
+            for token in BLOCK[: n % 5]:
+                kept.eval([token])
+            kept.rewind(said[: n + 1])
+            found = np.array(kept.eval(said[n : n + 1]))
+            other.truncate(0)
+            other.feed(said[:n])
+            np.testing.assert_allclose(found, other.eval(said[n : n + 1]), atol=ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["target", "draft", "lookup"])
+def test_greedy_answers_with_drafts_are_those_of_plain_decoding(path: Path, role: str, tmp_path: Path) -> None:
+    """Prevents: text that depends on the drafts, by a recurrent target or a recurrent draft."""
+    with tiny.load(path) as model, tiny.load(tiny.write_model(tmp_path / "m.gguf", n_vocab=40)) as partner:
+        target, draft = (partner, model) if role == "draft" else (model, partner)
+
+        def answer(prompt: list[int], *, drafts: bool) -> tuple[list[int], int]:
+            drafter = LookupDrafter(n_max=4) if role == "lookup" else ModelDrafter(draft, n_max=4)
+            engine = Engine(target, drafter if drafts else None)
+            events = list(engine.generate(prompt, GREEDY, RandomChooser(0), max_tokens=40))
+            return [event.token for event in events if isinstance(event, TokenEvent)], events[-1].stats.n_rejected
+
+        n_rejected = 0
+        for seed in range(4):
+            prompt = text_of(9, seed=seed) * 2
+            tokens, n_more = answer(prompt, drafts=True)
+            assert tokens == answer(prompt, drafts=False)[0]
+            n_rejected += n_more
+        assert n_rejected, "drafts that are always accepted show nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_chat_with_regen_undo_and_a_full_context_is_that_of_plain_decoding(arch: str, tmp_path: Path) -> None:
+    """Prevents: an answer to a text that was taken back, in either model."""
+    paths = tiny.write_pair(
+        tmp_path, arch=arch, vocabulary=tiny.ascii_level(), chat_template=tiny.CHATML, n_ctx=256, noise=0.02
+    )
+    wish = {"params": GREEDY, "n_predict": 12, "seed": 1}
+    drafting = Settings(**wish, strategy="draft-simple", drafting=DraftSettings(length=DraftLength(3)))  # type: ignore[arg-type]
+    with tiny.load(paths[0]) as target, tiny.load(paths[1]) as draft, tiny.load(paths[0]) as other:
+        chats = ChatSession(target, draft, drafting), ChatSession(other, settings=Settings(**wish, strategy="none"))  # type: ignore[arg-type]
+        acts: list[Callable[[ChatSession], object]] = [
+            *(lambda chat, i=i: list(chat.ask(f"question {i} " + "x" * 20)) for i in range(3)),  # type: ignore[misc]
+            lambda chat: list(chat.regen()),
+            lambda chat: chat.undo(),
+            lambda chat: list(chat.ask("another one")),
+            lambda chat: list(chat.edit("in its place")),
+            *(lambda chat, i=i: list(chat.ask(f"longer {i} " + "y" * 50)) for i in range(4)),  # type: ignore[misc]
+        ]
+        for act in acts:
+            for chat in chats:
+                act(chat)
+            assert [turn.answer for turn in chats[0].turns] == [turn.answer for turn in chats[1].turns]
+        assert chats[0].n_dropped > 0
+        assert chats[0].stats.n_drafted > chats[0].stats.n_accepted
+
+
+def test_a_stopped_computation_leaves_the_state_of_the_text_before(model: LlamaModel) -> None:
+    """Prevents: half a block in the state after Ctrl-C, which llama.cpp leaves there."""
+    said, cancel = text_of(20), Cancel()
+    model.feed(said)
+    model.eval([1])
+    model.watch(cancel)
+    for call in (lambda: model.eval([2, 3]), lambda: model.eval([2]), lambda: model.feed(text_of(40))):
+        cancel.set()
+        with pytest.raises(Interrupted):
+            call()
+        cancel.clear()
+        assert model.length == 21
+    found = np.array(model.eval([2, 3]))
+    np.testing.assert_allclose(found, anew(model, [*said, 1, 2, 3], 2), atol=ROUNDING)
+
+
+@pytest.mark.parametrize("where", ["llama_decode", "llama_state_seq_set_data_ext", "llama_state_seq_get_data_ext"])
+def test_after_any_failure_the_text_is_read_again(mamba: LlamaModel, where: str) -> None:
+    """Prevents: a state that is half restored, or one that was never saved and is taken for the text's."""
+    said = text_of(20)
+    decode = mamba._lib.llama_decode
+
+    def fail(*arguments: object) -> int:
+        if where == "llama_decode":
+            decode(*arguments)
+            return -3
+        return 0
+
+    mamba.feed(said)
+    mamba.eval([1])
+    with broken(mamba, **{where: fail}):
+        if where == "llama_decode":
+            with pytest.raises(BackendError):
+                mamba.eval([2, 3])
+        else:
+            mamba.eval([2, 3])
+            mamba.truncate(21)
+    assert mamba.length == 21
+    np.testing.assert_allclose(np.array(mamba.eval([2, 3])), anew(mamba, [*said, 1, 2, 3], 2), atol=ROUNDING)
+
+
+def test_few_tokens_are_computed_again_after_a_rejection(mamba: LlamaModel) -> None:
+    """Prevents: a whole prompt read again for each rejected token, or ever more tokens from step to step."""
+    length = 60
+    mamba.feed(text_of(length))
+    sizes = sizes_of(mamba)
+    for step in range(40):
+        mamba.eval([1, 2, 3, 4])
+        n_accepted = step % 3
+        length += 1 + n_accepted
+        mamba.keep(length - n_accepted, range(n_accepted))
+    assert sizes[0] == 60  # the prompt, so that the way back to it is short
+    assert max(sizes[1:]) <= MOST_AGAIN + 4
+    assert sum(sizes[1:]) <= 40 * (4 + MOST_AGAIN)
+    assert len(sizes[1:]) <= 40 * 1.5
+
+
+def test_plain_decoding_saves_few_states_and_keeps_few(mamba: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a copy of a large state for each token of an answer without drafts; memory that grows with the text."""
+    saved, save = list[int](), SavedStates._save
+    monkeypatch.setattr(SavedStates, "_save", lambda self, call, n: (saved.append(n), save(self, call, n)))
+    mamba.feed(text_of(50))
+    for token in text_of(100):
+        mamba.eval([token])
+        mamba.keep(mamba.length, ())
+    assert len(saved) <= 100 // MOST_AGAIN + 2
+    assert isinstance(mamba._rollback, SavedStates)
+    assert len(mamba._rollback._saved) <= MOST_SAVED
+    assert 50 in mamba._rollback._saved, "the beginning of the answer, for another one"
+
+
+def test_another_answer_reads_no_prompt_again(mamba: LlamaModel) -> None:
+    """Prevents: a long prompt read again for /regen."""
+    prompt, engine = text_of(100), Engine(mamba)
+    unending = replace(GREEDY, logit_bias=dict.fromkeys(mamba.end_tokens, -np.inf))
+    list(engine.generate(prompt, unending, RandomChooser(0), max_tokens=50))
+    sizes = sizes_of(mamba)
+    list(engine.generate(prompt, unending, RandomChooser(1), max_tokens=50))
+    assert sizes == [1] * 50
+
+
+def test_kept_states_serve_only_the_last_decode(folder: Path) -> None:
+    """Prevents: a state of an older decode, which llama.cpp takes for the one asked for."""
+    path, said = tiny.write_model(folder / "short.gguf", arch="lfm2", n_vocab=40), text_of(20)
+    with tiny.load(path, max_block=6) as model:
+        model.feed(said)
+        model.eval([1, 2, 3, 4])
+        model.eval([5])
+        for length in (22, 21):  # before the last decode; then a second time without a decode between
+            model.truncate(length)
+        found = np.array(model.eval([9, 8]))
+        np.testing.assert_allclose(found, anew(model, [*said, 1, 9, 8], 2), atol=ROUNDING)
+
+
+def test_trees_are_refused_with_the_reason(path: Path) -> None:
+    """Prevents: states for sequences that no tree can use; a tree read as if its branches followed each other."""
+    with tiny.load(path, max_leaves=4) as model:
+        assert (model.plan.max_leaves, model.caps.tree, model.caps.max_leaves) == (1, False, 1)
+        assert "recurrent" in model.no_tree
+        with pytest.raises(UnsupportedModel):
+            model.eval([1, 2, 3], [-1, -1])
+
+
+def test_the_memory_counts_the_states(path: Path) -> None:
+    """Prevents: a context that fits without the states of the model, but not with them."""
+    with tiny.load(path, max_block=6) as model:
+        assert isinstance(model._rollback, SavedStates)
+        model.feed(text_of(30))
+        model.eval([1])
+        state = len(next(iter(model._rollback._saved.values())))
+        assert model.plan.need.kv >= state * MOST_SAVED / 2
+
+
+def test_heads_that_kernels_would_read_across_are_refused(folder: Path) -> None:
+    """Prevents: logits that depend on the memory behind a head of 32 numbers, in RWKV kernels that read 64."""
+    path = tiny.write_model(folder / "narrow.gguf", arch="rwkv7", extra={"rwkv7.wkv.head_size": 32})
+    with pytest.raises(ModelFileError, match="head_size"):
+        read_header(path)
