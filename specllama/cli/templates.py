@@ -20,10 +20,12 @@ from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color
 from specllama.cli.screen.editor import edited, editor
 from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.tables import draw_table
 from specllama.files import models_toml
 
 INPUT = "input"  # the variable for stdin, --file and PROMPT
 _NAME = re.compile(r"\w[\w.-]*")  # of a file in our folder
+_SHOWN = 100  # characters of a template in the list
 _KEYS = ("prompt", "system", "defaults")
 _NEW = '''# `specllama run --template {name} --param tone=dry "..."`
 # $input is the prompt, --file or stdin; without it, that follows the template. $$ is a dollar sign.
@@ -178,7 +180,7 @@ def templates(
 
 
 def _list(output: Output) -> None:
-    names = template_names()
+    names, rows = template_names(), list[tuple[str, str, str]]()
     for name in names:
         try:
             template = find(name)
@@ -187,7 +189,12 @@ def _list(output: Output) -> None:
             continue
         variables = " ".join(f"${each}" for each in template.variables)
         begin = " ".join((template.prompt or template.system or "").split())
-        output.line(f"{name:<16} {variables:<20} {begin[:40]}".rstrip())
+        rows.append((name, variables, begin if len(begin) <= _SHOWN else begin[: _SHOWN - 3] + "..."))
+    if rows and output.out.steerable:
+        draw_table(output, ("name", "variables", "text"), rows, prose="text")
+    else:
+        for row in rows:
+            output.row(*row)
     output.note(f"{'from' if names else 'no templates in'} {folder()}")
     if not names:
         output.note("hint: specllama templates NAME --edit")

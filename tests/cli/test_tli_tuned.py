@@ -105,5 +105,5 @@ def test_bench_and_audit_take_the_pair_as_answers_do(
     monkeypatch.setattr(audit_command, "QUICK", LITTLE)
     audit = record_of(specllama("audit", *strangers.options, *NARROW, "--quick", "--json"))
     assert audit["passed"]
-    assert audit["settings"]["strategies"] == ["lookup", "chain", "draft-tli"]
+    assert audit["settings"]["strategies"] == ["lookup", "chain", "tree", "draft-tli"]
     assert audit["tuned"]["made"] == PROFILE.made
