@@ -37,15 +37,15 @@ def test_a_tree_of_so_many_nodes_is_drafted_and_recorded(
 ) -> None:
     """Prevents: `--tree` that drafts chains or another size; a record from which the shape is missing."""
     args = ["run", *pair.options, *ASK, "--temp", temp, "--seed", "3"]
-    events = events_of(specllama(*args, "--tree", "6", "--jsonl"))
+    events = events_of(specllama(*args, "--tree", "10", "--jsonl"))
     settings = events[0]["settings"]
-    assert (settings["spec_type"], settings["spec_draft_n_max"]) == ("tree", 6)
+    assert (settings["spec_type"], settings["spec_draft_n_max"]) == ("tree", 10)
     assert [options.max_leaves for options in loaded] == [LEAVES, LEAVES]
     assert branched(events)
     for step in branched(events):
-        assert len(step["drafted"]) == len(step["parents"]) <= 6
+        assert len(step["drafted"]) == len(step["parents"]) <= 10
         assert step["accepted"] == len(step["path"])
-    same = record_of(specllama(*args, "--spec-type", "tree", "--draft-max", "6", "--json"))
+    same = record_of(specllama(*args, "--spec-type", "tree", "--draft-max", "10", "--json"))
     assert same["tokens"] == events[-1]["tokens"]
     if temp == "0":
         assert same["text"] == record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
@@ -90,13 +90,30 @@ def test_a_tree_without_a_draft_model_is_refused_and_a_typed_one_wins(
     assert specllama("run", *pair.options[:2], *ASK, "--tree", "4").code == 2
 
 
+def test_a_tree_of_config_toml_gives_way_to_typed_options(specllama: Run, pair: Pair, auto: None) -> None:
+    """Prevents: a default that makes the opposite option an error, or leaves half of a tree behind."""
+
+    def drafting(*options: str) -> tuple[object, object]:
+        settings = record_of(specllama("run", *pair.options, *ASK, "--json", *options))["settings"]
+        return settings["spec_type"], settings["spec_draft_n_max"]
+
+    specllama("config", "tree", "10")
+    assert drafting() == ("tree", 10)
+    assert drafting("--spec-type", "lookup")[0] == "lookup"
+    assert drafting("--draft-max", "3") == ("draft-simple", 3)
+    assert drafting("--spec-draft-p-min", "0.5")[0] == "draft-simple"
+    specllama("config", "--unset", "tree")
+    specllama("config", "spec-draft-p-min", "0.5")
+    assert drafting("--tree", "4") == ("tree", 4)
+
+
 def test_a_chat_changes_to_trees_and_back(specllama: Run, talker: Pair, loaded: list[LoadOptions]) -> None:
     """Prevents: `/set tree` that drafts chains because the models were loaded for chains, or loses the conversation."""
-    lines = ["hello", "/set tree 5", "and", "/set spec-type draft-simple", "so", "/set spec-type tree", "then"]
+    lines = ["hello", "/set tree 10", "and", "/set spec-type draft-simple", "so", "/set spec-type tree", "then"]
     stdin = "".join(
         json.dumps({"command" if line[0] == "/" else "message": line}) + "\n" for line in [*lines, "/save t.json"]
     )
-    args = ["chat", *talker.options, *SILENT, "-n", "12", "--temp", "0.8", "-s", "1", "--jsonl"]
+    args = ["chat", *talker.options, *SILENT, "-n", "24", "--temp", "0.8", "-s", "1", "--jsonl"]
     events = events_of(specllama(*args, stdin=stdin.encode()))
     drafters = [event["drafter"] for event in events if event["event"] == "step"]
     assert list(dict.fromkeys(drafters)) == ["draft-simple", "tree"]
@@ -104,7 +121,7 @@ def test_a_chat_changes_to_trees_and_back(specllama: Run, talker: Pair, loaded: 
     assert [options.max_leaves for options in loaded] == [1, 1, LEAVES, LEAVES]
     assert branched(events)
     saved = json.loads(Path("t.json").read_text())
-    assert (saved["settings"]["spec_type"], saved["settings"]["spec_draft_n_max"]) == ("tree", 5)
+    assert (saved["settings"]["spec_type"], saved["settings"]["spec_draft_n_max"]) == ("tree", 10)
     assert len(saved["messages"]) == 8
     again = events_of(specllama(*args, "--load", "t.json", stdin=b'{"message": "more"}\n'))
     assert {event["drafter"] for event in again if event["event"] == "step"} == {"tree"}

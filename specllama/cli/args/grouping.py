@@ -22,6 +22,7 @@ EXCLUSIVE = (
     (("named", "pair", "model_draft", "hf_repo_draft"), "each names a draft"),
     (("tree", "spec_type"), "--tree is --spec-type tree"),
     (("tree", "spec_draft_n_max"), "each is the size of a draft"),
+    (("tree", "spec_draft_p_min"), "a tree has no p-min"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
     (("scan", "hub"), "each names a place to search"),
     (("load", "resume"), "each names a conversation"),
@@ -125,13 +126,14 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     A typed option wins over the environment, and that over `config.toml`: otherwise a variable set once would make
     every use of the option fail.
     """
-    settled = dict(values)
+    settled, defaults = dict(values), {param.name: param.default for param in ctx.command.params}
+    sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in values}
     for names, reason in EXCLUSIVE:
         given = [name for name in names if settled.get(name) not in (None, False, names[0])]  # such as spec_type=tree
-        sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in given}
-        nearest = next((source for source in _SOURCES if source in sources.values()), "")
-        chosen = [name for name in given if sources[name] == nearest] or given
-        settled.update({name: None if settled[name] is not True else False for name in given if name not in chosen})
+        given = [name for name in given if sources[name] in _SOURCES and settled[name] != defaults[name]]
+        nearest = next((source for source in _SOURCES if source in [sources[name] for name in given]), "")
+        chosen = [name for name in given if sources[name] == nearest]
+        settled.update({name: defaults[name] for name in given if name not in chosen})
         if len(chosen) > 1:
             first, second = (_spoken(ctx, name) for name in chosen[:2])
             raise UsageError(f"{first} and {second} exclude each other: {reason}", hint="leave one of them out")
