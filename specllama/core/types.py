@@ -103,6 +103,7 @@ class Caps:
     max_leaves: int = 1  # most leaves of a tree
     features: bool = False  # hidden rows are available
     max_block: int = 32  # most tokens one eval may hold
+    n_again: int = 0  # tokens, about, that the block after a rejection computes again
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,8 @@ class LlamaModel:
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)
         self.description = describe(native)
-        self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
+        self.way_back = self._rollback.way
+        self.caps = Caps(max_block=plan.max_block, n_again=self._rollback.n_again)
         self.no_tree = ""  # why trees, though asked for, cannot be evaluated
         self.busy_s = 0.0  # time in llama.cpp since loading
         self.watch(None)

@@ -24,6 +24,7 @@ class Rollback(Protocol):
     """One way back. `n_decoded`: tokens in llama.cpp's memory."""
 
     way: str  # for reports
+    n_again: int  # tokens, about, that the block after a rejection computes again
     no_tree: str  # why the memory cannot hold a tree of tokens; "" = it can
 
     def splits(self, n_held: int) -> bool:
@@ -49,6 +50,7 @@ class Truncation:
     """The memory removes tokens."""
 
     way = "truncation"
+    n_again = 0
     no_tree = ""
 
     def __init__(self, memory: object) -> None:
@@ -87,6 +89,7 @@ class SavedStates:
         self._saved: dict[int, Any] = {}  # length -> state, ascending
         self._spare: Any = None  # fresh memory costs more time than the copy
         self.way = "kept states" if n_kept else "saved states"
+        self.n_again = 0 if n_kept else MOST_AGAIN // 2
 
     def splits(self, n_held: int) -> bool:
         return n_held > MOST_AGAIN

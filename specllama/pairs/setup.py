@@ -554,7 +554,8 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
         models = Models(target, adapted, draft, owned.pop_all())
     for role, model in (("target", target), ("draft", draft)):
         if model is not None:
-            listener.detail(f"{role}: {model.path} ({model.description}, {counted(model.n_ctx, 'token')} of context)")
+            size = f"{counted(model.n_ctx, 'token')} of context"
+            listener.detail(f"{role}: {model.path} ({model.description}, {size}, rolls back by {model.way_back})")
             for warning in model.warnings:
                 listener.warn(warning)
             if model.no_tree:

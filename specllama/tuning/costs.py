@@ -149,9 +149,13 @@ def affordable(rows: tuple[int, ...], step_s: float, seconds: float) -> tuple[in
 
 
 def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
-    """A pass with logits for every row, as in a verification."""
+    """A pass with logits for every row, as in a verification; of several rows also with what a rejection costs it."""
+    n_again = min(model.caps.n_again, model.n_ctx - n_before - len(block)) if len(block) > 1 else 0
+    again = [block[0]] * n_again
 
     def run() -> None:
+        if again:
+            model.feed(again)
         model.eval(block)
         model.truncate(n_before)
 

@@ -155,7 +155,21 @@ def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
 )
 def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_max: int, rule: Rule) -> None:
     """The exact law on real logits; a KV that rolls back wrongly, or logits that depend on what was rejected."""
+    require_the_targets_law(pair, n_max, rule)
 
+
+@pytest.mark.parametrize(("n_max", "rule"), [(2, Rule.TOKEN), (3, Rule.BLOCK)])
+@pytest.mark.parametrize("arch", ["mamba", "qwen35"])
+def test_the_enumerated_law_of_recurrent_models_is_that_of_the_target(
+    tmp_path: Path, arch: str, n_max: int, rule: Rule
+) -> None:
+    """A state that remembers rejected tokens, in the target or in the draft; saved (Mamba) or kept (Qwen3.5)."""
+    target, draft = tiny.write_pair(tmp_path, arch=arch, vocabulary=LETTERS)
+    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+        require_the_targets_law(Tiny(loaded_target, loaded_draft), n_max, rule)
+
+
+def require_the_targets_law(pair: Tiny, n_max: int, rule: Rule) -> None:
     def run(choose: Chooser) -> Answer:
         # From an empty KV every time: with the prompt cached, its last tokens would be read in blocks of other widths,
         # and the last bits of the logits depend on the width.

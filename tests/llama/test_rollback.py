@@ -24,6 +24,7 @@ from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel, read_header
+from specllama.llama.header import state_bytes
 from specllama.llama.rollback import MOST_AGAIN, MOST_SAVED, SavedStates
 from tests import tiny, tiny_recurrent
 from tests.llama.test_model import broken
@@ -100,6 +101,22 @@ def test_the_way_back_is_that_of_the_architecture(model: LlamaModel) -> None:
 
 def test_every_pattern_of_rejections_leaves_the_state_of_a_fresh_prefill(path: Path) -> None:
     """Prevents: a rejected token that stays in the state, or an accepted one that is lost or counted twice."""
+    require_every_pattern(path)
+
+
+@pytest.mark.parametrize("arch", KEEPING)
+def test_a_long_block_goes_back_beyond_the_kept_states(
+    folder: Path, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a large state of which only a few are kept, and a block that loses more tokens than that."""
+    path = tiny.write_model(folder / f"{arch}.gguf", arch=arch, n_vocab=40)
+    monkeypatch.setattr("specllama.llama.header._MOST_KEPT_BYTES", 2 * state_bytes(read_header(path)))
+    with tiny.load(path) as model:
+        assert model.plan.n_kept_states == 2
+    require_every_pattern(path)
+
+
+def require_every_pattern(path: Path) -> None:
     said = text_of(12)
     n_block = len(BLOCK)
     with tiny.load(path, max_block=6) as model, tiny.load(path, max_block=6) as other:

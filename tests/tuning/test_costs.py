@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel
+from specllama.core.types import Cancel, Caps
 from specllama.tuning import costs
 from specllama.tuning.costs import (
     LEAST_ROUNDS,
@@ -19,8 +19,10 @@ from specllama.tuning.costs import (
     measuring_acceptance,
     measuring_costs,
     spread,
+    verifying,
 )
 from tests import tiny
+from tests.fakes import FakeModel, RandomTable
 
 
 @pytest.mark.parametrize(("budget", "n_rounds"), [(0.0, LEAST_ROUNDS), (1e9, MOST_ROUNDS), (30.0, 9)])
@@ -46,6 +48,26 @@ def test_costs_of_real_models_are_measured_and_nothing_is_left_behind(tmp_path: 
         assert costs.step_s > 0
         assert costs.noise >= 0
         assert target.length == draft.length == 0
+
+
+@pytest.mark.parametrize(
+    ("n_again", "n_ctx", "n_rows", "calls"),
+    [
+        (0, 64, 3, ["eval"]),
+        (4, 64, 3, ["feed", "eval"]),
+        (4, 64, 1, ["eval"]),  # a plain step rejects nothing
+        (4, 8, 3, ["eval"]),  # no room
+    ],
+)
+def test_a_block_costs_also_what_a_rejection_computes_again(
+    n_again: int, n_ctx: int, n_rows: int, calls: list[str]
+) -> None:
+    """Prevents: drafts that seem to pay because a recurrent model's replay is not counted."""
+    model = FakeModel(RandomTable(5, 1), 5, n_ctx=n_ctx, caps=Caps(n_again=n_again))
+    model.feed([1] * 5)
+    verifying(model, 5, [2, 3, 4][:n_rows])()
+    assert model.length == 5
+    assert [call.name for call in model.calls if call.name in ("feed", "eval")][1:] == calls
 
 
 def test_acceptance_is_counted_for_each_class(tmp_path: Path) -> None:
