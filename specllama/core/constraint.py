@@ -117,6 +117,7 @@ class ForcedFirst:
             (*self._forced, *own.tokens),
             own.probs and (*map(Distribution.point, self._forced), *own.probs),
             own.parents and (*range(-1, n - 1), *(n + parent for parent in own.parents)),
+            n + own.n_given,
         )
 
     def observe(self, seen: Observation) -> None:

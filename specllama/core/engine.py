@@ -176,7 +176,7 @@ class Engine:
         done = perf_counter()
 
         # The counters leave out drafted tokens behind the end of the answer.
-        shown, nodes = draft.cut(path[n_seen - 1 : n_seen])
+        shown = draft.cut(path[n_seen - 1 : n_seen])
         event = StepEvent(
             step=stats.n_steps,
             drafted=shown.tokens,
@@ -192,8 +192,8 @@ class Engine:
             n_rows=len(rows),
             cost=request.cost(len(rows), n_context),
             parents=shown.parents,
-            path=None if shown.parents is None else tuple(nodes.index(node) for node in path[:n_seen]),
-            looked_up=sum(node < report.n_looked_up for node in nodes),
+            path=None if shown.parents is None else path[:n_seen],
+            looked_up=shown.n_given,
         )
         stats.take(event, drafts=drafter.name != NoDrafter.name)
         origin: Origin = "correction" if event.rejected else "bonus" if draft.tokens else "target"

@@ -61,7 +61,7 @@ class StepEvent(_Event):
     cost: float | None  # of so many rows in T(1), by the profile; None without a profile
     parents: tuple[int, ...] | None = None  # of a tree: the parent of each drafted node, as in `Draft`; None = a chain
     path: tuple[int, ...] | None = None  # of a tree: the accepted nodes; None = the first `accepted` of a chain
-    looked_up: int = 0  # the first so many of `drafted` are copied from the text
+    looked_up: int = 0  # the first so many of `drafted` are copied from the text, or forced by a constraint
 
     @property
     def rejected(self) -> bool:

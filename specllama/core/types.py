@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -38,18 +38,19 @@ class Draft:
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution, ...] | None = None  # law of node i given its path; None = point mass
     parents: tuple[int, ...] | None = None  # None = chain; else per node the parent's index, -1 = pending token
+    n_given: int = field(default=0, compare=False)  # the first so many were copied from the text or forced, not drawn
 
     def until(self, end_tokens: Collection[int]) -> Draft:
         """The draft without the nodes below an end token. A tree of one path becomes a chain."""
-        draft, _ = self.cut([node for node, token in enumerate(self.tokens) if token in end_tokens])
+        draft = self.cut([node for node, token in enumerate(self.tokens) if token in end_tokens])
         if draft.parents is not None and all(parent == node - 1 for node, parent in enumerate(draft.parents)):
-            return Draft(draft.tokens, draft.probs)
+            return replace(draft, parents=None)
         return draft
 
-    def cut(self, ends: Collection[int]) -> tuple[Draft, Sequence[int]]:
-        """The draft without the nodes below `ends`, and the number that each of its nodes has here."""
+    def cut(self, ends: Collection[int]) -> Draft:
+        """The draft without the nodes below `ends`. A node without one before it keeps its number."""
         if not ends:
-            return self, range(len(self.tokens))
+            return self
         parents = range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
         kept, below = list[int](), set(ends)
         for node, parent in enumerate(parents):
@@ -62,7 +63,8 @@ class Draft:
             tuple(self.tokens[node] for node in kept),
             self.probs and tuple(self.probs[node] for node in kept),
             self.parents and tuple(at[self.parents[node]] for node in kept),
-        ), kept
+            sum(node < self.n_given for node in kept),
+        )
 
 
 def require_chain(parents: Sequence[int] | None = None, kept: Sequence[int] = ()) -> None:
@@ -132,7 +134,6 @@ class DraftReport:
 
     decisions: tuple[Decision, ...] = ()
     notice: str = ""  # one sentence for the user, e.g. the draft's context is full; reported once
-    n_looked_up: int = 0  # the first so many tokens of the draft are copied from the text
 
 
 class Rule(Enum):

@@ -42,10 +42,9 @@ class ChainDrafter:
         guesses = list(self.lookup.offer(tokens, min(limit, self.model.n_max)))
         plan = self.model.plan(tokens, limit, params, choose, [guess.confidence for guess in guesses])
         given = [guess.token for guess in guesses[: plan.n_given]]
-        self.model.n_looked_up = len(given)
         drawn, laws = self.model.draw(tokens, given, plan, params, choose)
         points = (Distribution.point(token) for token in given)
-        return Draft((*given, *drawn), (*points, *laws) if laws else None)
+        return Draft((*given, *drawn), (*points, *laws) if laws else None, n_given=len(given))
 
     def report(self) -> DraftReport:
         return self.model.report()

@@ -90,7 +90,6 @@ class LookupDrafter:
         self._n_prompt = 0  # of the present answer; the tokens behind it come from the target
         self._record = _Record()
         self._decisions: list[Decision] = []
-        self._n_drafted = 0  # in the last step
         self._allowed: AllowedAfter | None = None  # in this answer; None = everything
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -190,8 +189,7 @@ class LookupDrafter:
         """At most min(limit, n_max) tokens, as point masses."""
         self._decisions.clear()
         drafted = self._drafted(tokens, limit)
-        self._n_drafted = len(drafted)
-        return Draft(tuple(drafted))
+        return Draft(tuple(drafted), n_given=len(drafted))
 
     def _drafted(self, tokens: Sequence[int], limit: int) -> list[int]:
         limit = min(limit, self.n_max)
@@ -210,7 +208,7 @@ class LookupDrafter:
         return drafted
 
     def report(self) -> DraftReport:
-        return DraftReport(tuple(self._decisions), n_looked_up=self._n_drafted)
+        return DraftReport(tuple(self._decisions))
 
     def observe(self, seen: Observation) -> None:
         self.policy.observe(seen)  # the index follows with the next proposal

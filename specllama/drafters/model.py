@@ -99,7 +99,6 @@ class ModelReader:
         self._barred = False  # a bias forbids every token of the draft in this answer
         self._decisions: list[Decision] = []
         self._notice = ""
-        self.n_looked_up = 0  # tokens of another source before those of the model, in the last step
         self._noticed: set[str] = set()
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -195,7 +194,6 @@ class ModelReader:
         self._settled = settled_by(choose)
         self._decisions.clear()
         self._notice = ""
-        self.n_looked_up = 0
 
     def _lag(self, tokens: Sequence[int]) -> int | None:
         """Tokens that the model has to read before the pending one; None = it cannot draft now."""
@@ -262,7 +260,7 @@ class ModelReader:
         self._undrawn.clear()  # the last step of an answer may have no proposal
 
     def report(self) -> DraftReport:
-        return DraftReport(tuple(self._decisions), self._notice, self.n_looked_up)
+        return DraftReport(tuple(self._decisions), self._notice)
 
     def close(self) -> None:
         """The caller loaded the model and closes it."""

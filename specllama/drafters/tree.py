@@ -140,10 +140,9 @@ class TreeDrafter(ModelReader):
         tree = _Tree()
         for guess in guesses[: plan.n_given]:
             tree.add(guess.token, guess.parent, None)
-        self.n_looked_up = len(tree.tokens)
         if plan.n_drawn > 0:
             self._grow(tree, tokens, plan.n_given + plan.n_drawn, self._own(params), choose)
-        return tree.draft() if tree.tokens else Draft()
+        return replace(tree.draft(), n_given=min(plan.n_given, len(guesses))) if tree.tokens else Draft()
 
     def _grow(self, tree: _Tree, tokens: Sequence[int], n_most: int, params: SamplingParams, choose: Chooser) -> None:
         """Draw nodes until there are `n_most`. params: the draft's own."""

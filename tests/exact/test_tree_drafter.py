@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -541,6 +542,18 @@ def test_nothing_is_submitted_below_an_end_token(ends: set[int], expected: Draft
     kept = [node for node, law in enumerate(laws) if law in (found.probs or ())]
     assert [TREE.tokens[node] for node in kept] == list(found.tokens)
     assert TREE.until(ends).probs is None
+
+
+def test_looked_up_nodes_are_counted_where_some_are_cut() -> None:
+    """A drawn node that counts as looked up, because one before it was below an end token."""
+    prompt = (2, 3, 4, 1, 2)  # 2 was followed by 3 and that by 4
+    target, fake = FakeModel(RandomTable(6, 7), 6, end_tokens=frozenset({3})), model(6)
+    drafter = tree_of(fake, (-1, -1, -1, -1), 2)
+    for event in Engine(target, drafter).generate(prompt, PLAIN, RandomChooser(0), max_tokens=20):
+        if isinstance(event, StepEvent):
+            break
+    assert (drafter.policy.offers[0][:2], event.drafted[0], len(event.drafted)) == ([(ANY, -1), (ANY, 0)], 3, 3)
+    assert event.looked_up == 1
 
 
 def test_a_tree_of_one_path_is_submitted_as_a_chain() -> None:
