@@ -176,8 +176,8 @@ def events_of(result: Result) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `specllama ARGS` in this process, without terminals; `stdin` is its input."""
+def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, children: list[object]) -> Run:
+    """Runs `specllama ARGS` in this process, without terminals and children; `stdin` is its input."""
     monkeypatch.setattr(probe, "installed", lambda: probe.ProbeResult(probe.State.OK))
 
     def run(*args: str, stdin: bytes = b"") -> Result:
