@@ -103,7 +103,7 @@ def test_a_conversation_is_continued_as_it_is_now_not_as_it_was_listed() -> None
     [kept] = kept_chats(kept_files())
     first.keep(talk("one", "two"), {})
     opened = SimpleNamespace(setup=SimpleNamespace(length=AUTO_LENGTH))
-    chat: Any = SimpleNamespace(shelf=second, session=Session(), opened=opened, listed=[kept])
+    chat: Any = SimpleNamespace(shelf=second, session=Session(), opened=opened, open_for=str, listed=[kept])
     go_on(chat, second.take(kept.path))
     assert [turn.user for turn in chat.session.turns] == ["one", "two"]
     second.keep(chat.session, {})
