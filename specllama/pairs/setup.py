@@ -559,5 +559,5 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
             for warning in model.warnings:
                 listener.warn(warning)
             if model.no_tree:
-                listener.note(f"note: the {role} evaluates no trees, so the drafts are chains: {model.no_tree}")
+                listener.detail(f"{role}: evaluates no trees: {model.no_tree}")  # the drafter has a notice
     return models
