@@ -174,6 +174,19 @@ def test_a_benchmark_compares_chains_and_trees_of_equal_size(auto_strategy: str,
     assert [arm.name for arm in arms(wishes)] == names
 
 
+@pytest.mark.slow
+def test_bench_tree_compares_trees_with_chains_of_that_length(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: a tree that is measured with nothing beside it, or drafts chains."""
+    (tmp_path / "p.jsonl").write_text('{"category": "code", "turns": ["abcabcab"]}\n' * 2)
+    args = ["bench", *pair.options, "--prompts", "p.jsonl", "-n", "16", "-r", "1", "--budget", "none", "--temp", "0"]
+    report = record_of(specllama(*args, "--tree", "10", "--format", "json"))
+    arms = report["plan"]["arms"]
+    assert [(arm["name"], arm["spec_type"]) for arm in arms] == [
+        ("plain", "none"), ("K=10 draft-simple", "draft-simple"), ("tree 10", "tree"),
+    ]  # fmt: skip
+    assert specllama(*args, "--tree", "10", "--spec-type", "lookup").code == 2
+
+
 @pytest.mark.parametrize(("has_trees", "audited"), [(True, True), (False, False)])
 def test_an_audit_covers_trees_if_the_target_evaluates_them(has_trees: bool, audited: bool) -> None:
     """Prevents: trees that no audit looked at; chains that are reported as trees."""

@@ -16,6 +16,7 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed, to_plain
+from specllama.base.ranges import AUTO
 from specllama.base.text import counted, decoded
 from specllama.bench import compare as bench_compare
 from specllama.bench import machine
@@ -45,6 +46,7 @@ from specllama.cli.screen.render import clock
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel
+from specllama.drafters import TREE
 from specllama.drafters.length import AUTO_LENGTH, BENCH, DraftLength
 from specllama.llama import build_info
 from specllama.prompts.load import BenchPrompt, built_in, read
@@ -123,6 +125,8 @@ def bench(
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
     """The options with default lengths and temperatures, fewer for a short budget."""
     is_short = runs.budget is not None and runs.budget < SHORT_S
+    if drafting.tree is not None:
+        drafting = replace(drafting, spec_type=(AUTO, TREE), spec_draft_n_max=drafting.tree, tree=None)
     if drafting.spec_draft_n_max is None:
         drafting = replace(drafting, spec_draft_n_max=(*map(DraftLength, (0, 4) if is_short else BENCH), AUTO_LENGTH))
     if sampling.temp is None:

@@ -63,7 +63,13 @@ class BenchDrafting(DraftOptions):
             "Strategies; auto is draft-simple, or lookup without a draft model.", strategy_or_auto
         ),
     ] = "auto"
-    tree: ClassVar[None] = None  # type: ignore[misc]  # --spec-type draft-simple,tree compares both
+    tree: Annotated[
+        Any,
+        shared.TREE.many(
+            "Compare trees of so many nodes with chains of that length: short for --spec-type auto,tree with these "
+            "lengths."
+        ),
+    ] = None
     verify_rule: Annotated[Any, shared.VERIFY_RULE.many("Rules to accept drafted tokens: token, block, match.")] = (
         "block"
     )
