@@ -23,7 +23,7 @@ from specllama.core.events import Event, Finished, Notice, PromptProgress, Reaso
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.stats import SpecStats
-from specllama.core.types import Cancel, Drafter, LanguageModel, common_prefix
+from specllama.core.types import Cancel, Drafter, LanguageModel, common_prefix, resume_at
 from specllama.drafters import REGISTRY
 
 ROOM_FOR_ANSWER = 256  # tokens; with less, the oldest turns are dropped
@@ -331,7 +331,7 @@ class ChatSession:
         """How many of `tokens` the KV caches hold; the last token is always evaluated."""
 
         def held(model: LanguageModel, known: Sequence[int]) -> int:
-            return min(common_prefix(known[: model.length], tokens), len(tokens) - 1)
+            return resume_at(model, min(common_prefix(known[: model.length], tokens), len(tokens) - 1))
 
         drafts = self._draft is not None and REGISTRY[self._settings.drafter].needs_model
         n_draft = held(self._draft, self._draft_held) if drafts and self._draft is not None else None

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from specllama.base.errors import ModelBusy, PairError, PromptError
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, common_prefix
+from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, Resuming, common_prefix
 
 
 class KeptPrefix:
@@ -32,6 +32,7 @@ class KeptPrefix:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._growing = model if isinstance(model, Growing) else None
+        self._resuming = model if isinstance(model, Resuming) else None
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # (token, parent) of the nodes that `grow` added after them
         self._line: object = None  # marks the text that the record was last compared with
@@ -52,7 +53,7 @@ class KeptPrefix:
             self._in_use.release()
 
     def rewind(self, tokens: Sequence[int], line: object = None) -> int:
-        """Cut the KV to the longest prefix of `tokens[:-1]` that it holds; returns its length.
+        """Cut the KV to the longest prefix of `tokens[:-1]` that it need not compute again; returns its length.
 
         `line` marks a text that only grows. The tokens kept by the last call with the same mark are not compared again:
         over a long context the comparison takes longer than the sampling of a step.
@@ -64,6 +65,8 @@ class KeptPrefix:
         n_kept = n_same + common_prefix(self._tokens[n_same:], tokens[n_same : len(self._tokens)])
         n_kept = min(n_kept, len(tokens) - 1)
         path = self._path(tokens[n_kept:-1]) if n_kept == len(self._tokens) else []
+        if self._resuming is not None and not path:
+            n_kept = self._resuming.resume_at(n_kept)
         if path:
             self._model.keep(n_kept, path)
         else:

@@ -301,6 +301,19 @@ class Growing(Protocol):
 
 
 @runtime_checkable
+class Resuming(Protocol):
+    """Optional for a model that may have to compute tokens again after `truncate`."""
+
+    def resume_at(self, length: int) -> int:
+        """The most tokens, up to `length`, to which `truncate` leads without computing many of them again."""
+
+
+def resume_at(model: LanguageModel, length: int) -> int:
+    """`Resuming.resume_at` of any model: by default all of them."""
+    return model.resume_at(length) if isinstance(model, Resuming) else length
+
+
+@runtime_checkable
 class Spelling(Protocol):
     """Optional for a model in whose KV a token may take several cells; its `n_ctx` is only an upper limit."""
 

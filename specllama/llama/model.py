@@ -50,7 +50,7 @@ from specllama.llama.open import (
     refuse_kind,
 )
 from specllama.llama.quantize import quantize
-from specllama.llama.rollback import Rollback, SavedStates, Truncation
+from specllama.llama.rollback import MOST_AGAIN, Rollback, SavedStates, Truncation
 from specllama.llama.tree import Growth, Tree
 from specllama.llama.vocab import Vocabulary
 
@@ -315,6 +315,13 @@ class LlamaModel:
             raise self._refused(length)
         del self._text[length:]
         self._tree = None
+
+    def resume_at(self, length: int) -> int:
+        """See `types.Resuming`: a state may have to be computed again from the last saved one on."""
+        if length >= self._n_decoded:
+            return length
+        nearest = self._rollback.nearest(self._n_decoded, length)
+        return length if length - nearest <= MOST_AGAIN else nearest
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Keep the KV cache up to `length` (the pending token) and the nodes of `path`.

@@ -42,6 +42,9 @@ class Rollback(Protocol):
         `intact`: False after a failed decode.
         """
 
+    def nearest(self, n_decoded: int, length: int) -> int:
+        """How many tokens the memory would hold after `back`."""
+
     def forget(self) -> None:
         """The memory is empty."""
 
@@ -67,6 +70,9 @@ class Truncation:
 
     def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
         return length if call("llama_memory_seq_rm", self._memory, _EVERY, length, -1) else None
+
+    def nearest(self, n_decoded: int, length: int) -> int:
+        return length
 
     def forget(self) -> None:
         pass
@@ -105,8 +111,7 @@ class SavedStates:
     def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
         for at in [at for at in self._saved if at > length]:
             self._spare = self._saved.pop(at)
-        # llama.cpp keeps a state for each token of the last decode, but accepts also lengths before it.
-        is_kept = intact and 0 < n_decoded - length < min(self._n_last, self._n_kept + 1)
+        is_kept = intact and self._keeps(n_decoded, length)
         self._n_last = 0  # the kept states serve once
         if is_kept and call("llama_memory_seq_rm", self._memory, _LINE, length, -1):
             return length
@@ -121,6 +126,15 @@ class SavedStates:
     def forget(self) -> None:
         self._saved.clear()
         self._n_last = 0
+
+    def nearest(self, n_decoded: int, length: int) -> int:
+        if self._keeps(n_decoded, length):
+            return length
+        return max((at for at in self._saved if at <= length), default=0)
+
+    def _keeps(self, n_decoded: int, length: int) -> bool:
+        # llama.cpp keeps a state for each token of the last decode, but accepts also lengths before it.
+        return 0 < n_decoded - length < min(self._n_last, self._n_kept + 1)
 
     def _save(self, call: Call, length: int) -> None:
         size = call("llama_state_seq_get_size_ext", self._context, _LINE, _PARTIAL)

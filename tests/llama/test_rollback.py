@@ -15,7 +15,7 @@ from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
-from specllama.core.events import TokenEvent
+from specllama.core.events import Finished, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel
@@ -304,6 +304,24 @@ def test_another_answer_reads_no_prompt_again(mamba: LlamaModel) -> None:
     sizes = sizes_of(mamba)
     list(engine.generate(prompt, unending, RandomChooser(1), max_tokens=50))
     assert sizes == [1] * 50
+
+
+@pytest.mark.parametrize(("n_same", "n_cached"), [(60, 0), (99, 99), (107, 99), (148, 141)])
+def test_a_text_that_parts_from_the_last_one_is_read_from_the_nearest_state(
+    mamba: LlamaModel, n_same: int, n_cached: int
+) -> None:
+    """Prevents: a long silence after /undo: text that is said to be cached, and is computed with the first block."""
+    engine, text = Engine(mamba), text_of(100)
+    unending = replace(GREEDY, logit_bias=dict.fromkeys(mamba.end_tokens, -np.inf))
+    events = list(engine.generate(text, unending, RandomChooser(0), max_tokens=50))
+    text += [event.token for event in events if isinstance(event, TokenEvent)]
+    sizes = sizes_of(mamba)
+    prompt = [*text[:n_same], *((token + 1) % 37 for token in text_of(40, seed=2))]
+    finished = list(engine.generate(prompt, unending, RandomChooser(0), max_tokens=1))[-1]
+    assert isinstance(finished, Finished)
+    assert abs(finished.stats.n_cached - n_cached) <= MOST_AGAIN
+    assert finished.stats.n_cached <= n_same
+    assert sum(sizes) <= len(prompt) - finished.stats.n_cached + MOST_AGAIN
 
 
 def test_kept_states_serve_only_the_last_decode(folder: Path) -> None:
