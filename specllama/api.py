@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -15,6 +16,8 @@ from weakref import WeakSet
 from specllama.base.errors import ModelBusy, UsageError
 from specllama.base.ranges import word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
+from specllama.chat.format import GRAMMAR, JSON_SCHEMA, REGEX, AnswerFormat, format_of
+from specllama.chat.format_masks import constraint_of
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import SETTINGS, Settings, require_known, strategies
 from specllama.chat.stream import StopWatch, TextStream
@@ -66,6 +69,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     seed_mode: SeedMode | str  # "same": one seed gives one text with any drafts; "draws" does not
     max_tokens: int  # -1 = until the answer ends or the context is full
     stop: str | Sequence[str]  # texts that end the answer and are not part of it
+    json_schema: str | Mapping[str, object]  # the answer is JSON that fits it
+    grammar: str  # the answer is a text of this GBNF or Lark grammar
+    regex: str  # the answer is a text that this expression matches as a whole
     drafts: bool  # False = plain decoding
 
 
@@ -294,9 +300,13 @@ class Pair:
         seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
+        json_schema: str | Mapping[str, object] | None = None,
+        grammar: str | None = None,
+        regex: str | None = None,
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> Events:
+        form = _format(json_schema, grammar, regex)
         mode = _mode(seed_mode)
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
@@ -309,6 +319,7 @@ class Pair:
             max_tokens=_max_tokens(max_tokens),
             stopper=StopWatch(stops, piece) if stops else None,
             cancel=self._cancel,
+            constraint=constraint_of(form, self._models.target.vocab),
         )
         policy = self._policies[params.greedy] if drafts else None
         return self._followed(events, policy, greedy=params.greedy, seeded=seeded and mode is SeedMode.DRAWS)
@@ -321,6 +332,9 @@ class Pair:
         seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
+        json_schema: str | Mapping[str, object] | None = None,
+        grammar: str | None = None,
+        regex: str | None = None,
         think: bool | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Chat:
@@ -339,6 +353,7 @@ class Pair:
             seed_mode=_mode(seed_mode),
             n_predict=_max_tokens(max_tokens),
             stops=_stops(stop),
+            format=_format(json_schema, grammar, regex),
             think=think,
         )
         return Chat(
@@ -507,6 +522,25 @@ def _messages(prompt: Sequence[Mapping[str, str]]) -> list[Message]:
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops: tuple[str, ...] = SETTINGS["stop"].check("stop", [stop] if isinstance(stop, str) else stop)
     return stops
+
+
+def _format(
+    schema: str | Mapping[str, object] | bool | None, grammar: str | None, regex: str | None
+) -> AnswerFormat | None:
+    if schema is not None and not isinstance(schema, str):
+        try:
+            schema = json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"json_schema is no JSON: {error}") from None
+    given = {JSON_SCHEMA: schema, GRAMMAR: grammar, REGEX: regex}
+    found = [
+        format_of(kind, _typed(kind, text, str, "text"), kind.replace("-", "_"))
+        for kind, text in given.items()
+        if text is not None
+    ]
+    if len(found) > 1:
+        raise UsageError("json_schema, grammar and regex exclude each other", hint="give one of them")
+    return found[0] if found else None
 
 
 def _max_tokens(n: int) -> int:

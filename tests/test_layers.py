@@ -41,7 +41,7 @@ MAY_USE: dict[str, str] = {
     "files": "huggingface_hub numpy platformdirs tomli tomlkit",
     "kernels": "platformdirs",
     "llama": "llama_cpp numpy platformdirs psutil",
-    "chat": "jinja2 psutil",
+    "chat": "jinja2 llguidance numpy psutil",
     "pairs": "numpy platformdirs",
     "derive": "numpy",
     "bench": "matplotlib numpy psutil",
@@ -49,7 +49,12 @@ MAY_USE: dict[str, str] = {
     "cli": "numpy platformdirs prompt_toolkit rich typer",
     "top": "typing_extensions",
 }
-HEAVY = {"llama_cpp", "huggingface_hub", "tomlkit"}  # never at the top of a module: `--help` must not wait for them
+HEAVY = {
+    "llama_cpp",
+    "huggingface_hub",
+    "llguidance",
+    "tomlkit",
+}  # never at the top of a module: `--help` must not wait for them
 
 
 @dataclass(frozen=True)

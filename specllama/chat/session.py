@@ -16,6 +16,7 @@ from specllama.base.errors import PromptError, UsageError
 from specllama.base.text import counted
 from specllama.chat import conversation
 from specllama.chat.conversation import Conversation, Message
+from specllama.chat.format_masks import FormatVocabulary, constraint_of
 from specllama.chat.settings import MAX_SEED, Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
@@ -31,7 +32,7 @@ KEPT_SHARE = 0.5  # of the context, after dropping: the rest is read anew, so ma
 THINK, END_THINK = "<think>", "</think>"
 
 
-class ChatVocabulary(conversation.TemplateVocabulary, Protocol):
+class ChatVocabulary(conversation.TemplateVocabulary, FormatVocabulary, Protocol):
     """What a chat needs of a vocabulary; `llama.Vocabulary` has it."""
 
     def piece(self, token: int) -> bytes: ...
@@ -271,6 +272,7 @@ class ChatSession:
             max_tokens=settings.n_predict,
             stopper=StopWatch(settings.stops, piece) if settings.stops else None,
             cancel=cancel,
+            constraint=constraint_of(settings.format, self._target.vocab),
         )
         self.reuse = reuse = self._reuse(tokens)
         answer, reason = TextStream(piece, settings.stops), "cancelled"

@@ -13,6 +13,7 @@ from typing import Any
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import AUTO, Check, either, real, sound, whole, word
+from specllama.chat.format import KINDS, AnswerFormat, check_format
 from specllama.core.noise import SeedMode
 from specllama.core.sampling import RANGES, SamplingParams
 from specllama.core.types import Rule
@@ -36,6 +37,7 @@ class Settings:
     seed_mode: SeedMode = SeedMode.DRAWS
     n_predict: int = -1  # most tokens of an answer; -1 = no limit
     stops: tuple[str, ...] = ()
+    format: AnswerFormat | None = None  # what an answer must look like; None = free text
     think: bool | None = None  # the template's switch; None = its default
 
     @property
@@ -205,6 +207,12 @@ SETTINGS: dict[str, Setting] = {
     ),
     "predict": _field("n_predict", "most tokens to generate; -1 is no limit", whole(1, special=-1)),
     "stop": _field("stops", r"end the answer before this text; may have escapes such as \n", _stops),
+    "format": _field(
+        "format",
+        "what answers must look like: json-schema FILE, grammar FILE, regex R, or none",
+        check_format,
+        (*KINDS, "none"),
+    ),
     "spec-type": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),
     "spec-draft-n-max": Setting(
         "longest draft; 0 is plain decoding, auto decides by the measured costs",
@@ -285,6 +293,8 @@ def to_json(settings: Settings) -> dict[str, object]:
         value = setting.get(settings)
         if isinstance(value, Mapping):
             value = {str(token): bias if math.isfinite(bias) else "-inf" for token, bias in value.items()}
+        elif isinstance(value, AnswerFormat):
+            value = value.to_json()
         data[name.replace("-", "_")] = value
     return data
 

@@ -24,7 +24,7 @@ PAGES = {
         (
             'specllama run "Explain tail calls."',
             'git diff | specllama run -x "Fix the bug. Print the file."',
-            "specllama run -m target.gguf -md draft.gguf --temp 0 --json -f prompt.txt",
+            "specllama run -m target.gguf -md draft.gguf --json-schema person.json -f m.txt",
         ),
         (
             "--file",

@@ -14,6 +14,8 @@ from specllama import llama
 from specllama.base.errors import UsageError
 from specllama.base.text import counted, figure
 from specllama.chat.conversation import RenderedPrompt
+from specllama.chat.format import AnswerFormat
+from specllama.chat.format_masks import constraint_of
 from specllama.chat.session import THINK
 from specllama.chat.settings import Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
@@ -21,6 +23,7 @@ from specllama.cli import logs
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
     DraftOptions,
+    FormatOptions,
     HardwareOptions,
     ModelOptions,
     OutputOptions,
@@ -69,6 +72,7 @@ def run(
     models: ModelOptions,
     drafting: DraftOptions,
     sampling: SamplingOptions,
+    formats: FormatOptions,
     hardware: HardwareOptions,
     output: RunOutputOptions,
 ) -> None:
@@ -96,6 +100,7 @@ def run(
         read,
         ask.drafting,
         sampling,
+        formats.format,
         setup,
         out,
         live=_wants_live(output.live, out),
@@ -157,6 +162,7 @@ def _answer(
     prompt: RenderedPrompt,
     drafting: Drafting,
     sampling: SamplingOptions,
+    form: AnswerFormat | None,
     setup: Setup,
     out: Output,
     *,
@@ -189,6 +195,7 @@ def _answer(
             seed_mode=seed_mode,
             n_predict=sampling.predict,
             stops=stops,
+            format=form,
         )
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
@@ -204,6 +211,7 @@ def _answer(
             max_tokens=sampling.predict,
             stopper=stopper,
             cancel=cancel,
+            constraint=constraint_of(form, models.target.vocab),
         )
         answer = TextStream(piece, stops)
         figures = Figures(models.target.n_ctx, drafts=setup.strategy != "none", look=look())
@@ -232,7 +240,8 @@ def _answer(
                     if n_emitted == sampling.predict
                     else f"because {full} (--ctx-size)"
                 )
-                out.note(f"note: the answer was cut {why}")
+                what = f", so it does not fit the {form.kind}" if form else ""
+                out.note(f"note: the answer was cut {why}{what}")
         if log is not None:
             logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
         # An answer with a fixed seed can be repeated: costs that are complete stay as they are.

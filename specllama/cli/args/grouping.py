@@ -29,6 +29,7 @@ EXCLUSIVE = (
     (("system_prompt", "system_prompt_file"), "each gives the system prompt"),
     (("template", "system_prompt"), "a template has its own system prompt"),
     (("template", "system_prompt_file"), "a template has its own system prompt"),
+    (("json_schema", "grammar", "regex", "extract"), "each says what the answer is"),
     (("raw", "system_prompt"), "a system prompt needs the chat template"),
     (("raw", "system_prompt_file"), "a system prompt needs the chat template"),
     (("raw", "chat_template"), "--raw uses no chat template"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, sound, whole, word
+from specllama.chat.format import GRAMMAR, JSON_SCHEMA, REGEX, AnswerFormat, option_format
 from specllama.chat.named_templates import NAMED
 from specllama.chat.settings import SETTINGS, stop_string, strategies
 from specllama.cli.args.grouping import Option
@@ -100,6 +101,23 @@ SEED = _setting("seed", "-s --seed N")
 SEED_MODE = _setting("seed-mode", "--seed-mode MODE", "; draws: faster, but other drafts draw another text.")
 PREDICT = _setting("predict", "-n --predict N", also="--max-tokens --n-predict")
 STOP = Option("--stop TEXT", f"E{SETTINGS['stop'].help[1:]}; repeatable.", stop_string, also="-r --reverse-prompt")
+
+# format
+SCHEMA = Option(
+    "--json-schema SCHEMA",
+    "Answer in JSON that fits a schema: a file, or the schema itself.",
+    partial(option_format, JSON_SCHEMA),
+)
+GRAMMAR_FILE = Option(
+    "--grammar FILE",
+    "Answer in the language of a GBNF or Lark grammar.",
+    partial(option_format, GRAMMAR),
+)
+EXPRESSION = Option(
+    "--regex R",
+    "Answer with a text that a regular expression matches as a whole.",
+    partial(option_format, REGEX),
+)
 
 # context and hardware
 _N_THREADS = whole(1, 1024)
@@ -265,6 +283,23 @@ class SamplingOptions(LawOptions):
     seed_mode: Annotated[str, SEED_MODE] = "draws"
     predict: Annotated[int, PREDICT] = -1
     stop: Annotated[list[str] | None, STOP] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """What an answer must look like."""
+
+    title: ClassVar[str] = "Format of the answer"
+
+    json_schema: Annotated[Any, SCHEMA] = None
+    grammar: Annotated[Any, GRAMMAR_FILE] = None
+    regex: Annotated[Any, EXPRESSION] = None
+
+    @property
+    def format(self) -> AnswerFormat | None:
+        """The only one that was given."""
+        found: AnswerFormat | None = self.json_schema or self.grammar or self.regex
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

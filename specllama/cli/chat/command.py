@@ -24,6 +24,7 @@ from specllama.cli.args.options import (
     SYSTEM_PROMPT,
     SYSTEM_PROMPT_FILE,
     DraftOptions,
+    FormatOptions,
     HardwareOptions,
     ModelOptions,
     OutputOptions,
@@ -79,6 +80,7 @@ def chat(
     models: ModelOptions,
     drafting: DraftOptions,
     sampling: SamplingOptions,
+    formats: FormatOptions,
     hardware: HardwareOptions,
     output: OutputOptions,
 ) -> None:
@@ -89,7 +91,7 @@ def chat(
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
     models = replace(models, pair=conversation.named or models.pair or _picked(models, out))
     ask = ask_of(models, drafting, hardware)
-    settings = _settings(sampling, ask.drafting)
+    settings = _settings(sampling, formats, ask.drafting)
     system, template = system_prompt_of(conversation) or "", template_of(conversation.chat_template)
     file = meant(bare(conversation.load)) if conversation.load else None
     if file is not None:
@@ -155,7 +157,7 @@ def _picked(models: ModelOptions, out: Output) -> str | None:
         out.err.line(f"expected a number from 1 to {len(names)}, or a name")
 
 
-def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
+def _settings(sampling: SamplingOptions, formats: FormatOptions, drafting: Drafting) -> Settings:
     """The first settings, from the options."""
     return Settings(
         params=sampling.params,
@@ -165,6 +167,7 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
         seed_mode=SeedMode(sampling.seed_mode),
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),
+        format=formats.format,
     )
 
 
@@ -176,6 +179,8 @@ def _prefer(names: frozenset[str], talk: ChatState, settings: Settings, system: 
     for name, setting in SETTINGS.items():
         if name.replace("-", "_") in names:
             wanted = changed(wanted, name, setting.get(settings))
+    if settings.format is not None:
+        wanted = replace(wanted, format=settings.format)
     if wanted != restored:
         session.settings = steered(wanted, talk.opened, settings)
     if names & {"system_prompt", "system_prompt_file"}:

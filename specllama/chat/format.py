@@ -1,0 +1,251 @@
+"""The format of an answer: a JSON schema, a grammar or a regular expression, checked before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.base.errors import UsageError
+from specllama.base.text import counted, figure
+
+JSON_SCHEMA, GRAMMAR, REGEX = "json-schema", "grammar", "regex"
+KINDS = (JSON_SCHEMA, GRAMMAR, REGEX)
+MAX_BYTES = 256 * 1024
+# As `json.dumps` writes it. Free whitespace would leave little to force, and could go on for ever.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_HINTS = {
+    JSON_SCHEMA: "see docs/guide.md for the keywords that work",
+    GRAMMAR: "GBNF begins with `root ::=`, a Lark grammar with `start:`",
+    REGEX: "without look-around and back references; it must match the whole answer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What an answer must look like. Made by `format_of`, which checks it."""
+
+    kind: str  # one of KINDS
+    text: str  # the schema, the grammar or the expression itself
+    rules: str  # the same for llguidance
+
+    def to_json(self) -> dict[str, str]:
+        """As in records and saved chats."""
+        return {self.kind.replace("-", "_"): self.text}
+
+    def __str__(self) -> str:
+        """As typed, on one line."""
+        return f"{self.kind} {' '.join(self.text.split())}"
+
+
+def format_of(kind: str, text: str, name: str = "") -> AnswerFormat:
+    """A checked format; `name` is that of the option.
+
+    Raises UsageError if it is no schema, grammar or expression, uses what is not supported, or fits no text at all.
+    """
+    name = name or kind
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        raise UsageError(
+            f"{name} has {counted(size, 'byte')}, expected at most {figure(MAX_BYTES)}",
+            hint="shorten it: repeated parts of a schema can stand in $defs once",
+        )
+    try:
+        rules = _RULES[kind](text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is not valid: {_first_line(error)}", hint=_HINTS[kind]) from None
+    _require_usable(name, kind, rules)
+    if kind == JSON_SCHEMA and _endless(json.loads(text)):
+        raise UsageError(f"{name} requires itself without an end", hint="make the recursive part optional, or nullable")
+    return AnswerFormat(kind, text, rules)
+
+
+def read_format(kind: str, source: str, name: str = "") -> AnswerFormat:
+    """A format from a file, or from `source` itself: an expression, or a schema that begins with a brace."""
+    name = name or kind
+    if kind == REGEX or (kind == JSON_SCHEMA and source.lstrip()[:1] in ("{", "[")):
+        return format_of(kind, source, name)
+    path = Path(source).expanduser()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+            size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        what = "a JSON schema or the file of one" if kind == JSON_SCHEMA else "the file of a GBNF or Lark grammar"
+        raise UsageError(f"{name} {source} cannot be read: {reason} (expected {what})") from None
+    if size > MAX_BYTES:
+        raise UsageError(
+            f"{name} {source} has {counted(size, 'byte')}, expected at most {figure(MAX_BYTES)}",
+            hint="shorten it: repeated parts of a schema can stand in $defs once",
+        )
+    try:
+        return format_of(kind, data.decode("utf-8-sig"), f"{name} {source}")
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} {source} is no text in UTF-8") from None
+
+
+def option_format(kind: str, name: str, value: object) -> AnswerFormat:
+    """`read_format` as a `base.ranges.Check` of one kind."""
+    return value if isinstance(value, AnswerFormat) else read_format(kind, str(value), name)
+
+
+def check_format(name: str, value: object) -> AnswerFormat | None:
+    """`none`, `KIND FILE-or-text` as typed, or the mapping of a file; a `base.ranges.Check`."""
+    if value is None or isinstance(value, AnswerFormat):
+        return value
+    if isinstance(value, Mapping):
+        kind, text = next(iter(value.items()), ("", ""))
+        kind = str(kind).replace("_", "-")
+        if len(value) == 1 and kind in KINDS and isinstance(text, str):
+            return format_of(kind, text)
+    elif str(value).strip() == "none":
+        return None
+    else:
+        kind, _, source = str(value).strip().partition(" ")
+        if kind in KINDS and source.strip():
+            return read_format(kind, source.strip())
+    raise UsageError(
+        f"{name} is {value}, expected json-schema FILE, grammar FILE, regex R, or none",
+        hint="for example: json-schema schema.json",
+    )
+
+
+def _first_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _json_rules(text: str) -> str:
+    from llguidance import LLMatcher
+
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("a schema is a JSON object")
+    return LLMatcher.grammar_from_json_schema(text, _LAYOUT)  # type: ignore[arg-type]
+
+
+def _grammar_rules(text: str) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except Exception as error:  # of many kinds
+        raise ValueError(str(error)) from None
+
+
+def _regex_rules(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(text)
+
+
+_RULES: dict[str, Callable[[str], str]] = {JSON_SCHEMA: _json_rules, GRAMMAR: _grammar_rules, REGEX: _regex_rules}
+
+
+class _Bytes:
+    """A vocabulary of single bytes: shows without a model whether any text fits."""
+
+    eos_token_id, bos_token_id = 256, None
+    tokens = (*(bytes((byte,)) for byte in range(256)), b"")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def _require_usable(name: str, kind: str, rules: str) -> None:
+    """Raises UsageError for rules that llguidance refuses, or supports only in part, or that no text fits."""
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+    _, found = LLMatcher.validate_grammar_with_warnings(rules, limits=limits())
+    if found:  # warnings as well: a keyword that is ignored would be a promise that is not kept
+        raise UsageError(f"{name} cannot be used: {_described(found[0])}", hint=_HINTS[kind])
+    matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), rules, log_level=0, limits=limits())
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise UsageError(f"{name} cannot be used: {_described(matcher.get_error())}", hint=_HINTS[kind])
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise UsageError(f"no text fits {name}", hint="look for rules that contradict or require themselves")
+
+
+def _described(message: str) -> str:
+    """The cause in a message of llguidance, without the excerpts of the grammar around it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (causes or lines or ["unknown"])[0][:200]
+
+
+def limits() -> Any:
+    """llguidance's own, with short messages."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def _endless(schema: object) -> bool:
+    """True if every text that fits a schema contains another one, so that none ends.
+
+    llguidance accepts such a schema. The references that have an end are found step by step, from those without
+    references on.
+    """
+    finite: set[str] = set()
+
+    def ends(node: object) -> bool:
+        if not isinstance(node, dict):
+            return node is not False
+        if "const" in node or "enum" in node:
+            return True
+        if "$ref" in node and str(node["$ref"]) not in finite:
+            return False
+        if not all(map(ends, node.get("allOf", ()))):
+            return False
+        if not all(any(map(ends, node[key])) for key in ("anyOf", "oneOf") if key in node):
+            return False
+        kinds = node.get("type", "any")
+        return any(_has_end(node, kind, ends) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+    waiting = {ref: _target(schema, ref) for ref in _references(schema)}
+    while found := {ref for ref, node in waiting.items() if ends(node)}:
+        finite |= found
+        waiting = {ref: node for ref, node in waiting.items() if ref not in found}
+    return not ends(schema)
+
+
+def _has_end(node: Mapping[str, Any], kind: str, ends: Callable[[object], bool]) -> bool:
+    """Can a value of this type end? An object needs its required parts, an array the least number of its items."""
+    if kind == "object":
+        known, more = node.get("properties", {}), node.get("additionalProperties", True)
+        return all(ends(known.get(name, more)) for name in node.get("required", ()))
+    if kind == "array":
+        first, n_least = node.get("prefixItems", ()), node.get("minItems", 0)
+        return all(map(ends, first[:n_least])) and (n_least <= len(first) or ends(node.get("items", True)))
+    return True
+
+
+def _references(node: object) -> set[str]:
+    """Every `$ref` in a schema."""
+    if isinstance(node, list):
+        return set().union(*map(_references, node))
+    if not isinstance(node, dict):
+        return set()
+    own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+    return own.union(*map(_references, node.values()))
+
+
+def _target(schema: object, ref: str) -> object:
+    """What a reference of the form `#/a/b` points to; True, which always ends, for all others."""
+    if not ref.startswith("#"):
+        return True
+    node = schema
+    for part in ref[1:].split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            return True
+    return node

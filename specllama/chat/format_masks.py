@@ -1,0 +1,181 @@
+"""The tokens that a format allows: llguidance's masks over a model's vocabulary, as a `core.constraint.Constraint`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from specllama.base.clock import perf_counter
+from specllama.base.errors import UsageError
+from specllama.chat.format import AnswerFormat, limits
+from specllama.core.constraint import Allowed
+from specllama.core.types import common_prefix
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+FEW = 4096  # tokens; up to so many, a list of ids is faster than a mask
+MOST_FORCED = 64  # tokens that are looked for at once
+
+
+class FormatVocabulary(Protocol):
+    """What the masks need of a vocabulary; `llama.Vocabulary` has it."""
+
+    size: int
+
+    @property
+    def end_tokens(self) -> frozenset[int]: ...
+    def pieces(self) -> list[bytes]: ...
+    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
+
+
+class _Tokens:
+    """A vocabulary as llguidance's TokenizerWrapper wants it. Control tokens have no bytes, so they never fit."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab: FormatVocabulary) -> None:
+        self._vocab = weakref.ref(vocab)  # the tokenizer is kept as long as the vocabulary, not longer
+        self.tokens = vocab.pieces()
+        self.special_token_ids = sorted(vocab.end_tokens)
+        self.eos_token_id = self.special_token_ids[0]
+        # Some tokenizers put a space before every text; a line break before it keeps the space away.
+        plain = b"".join(self.tokens[token] for token in vocab.tokenize("a", special=False)) == b"a"
+        self._before = "" if plain else "\n"
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        vocab = self._vocab()
+        if vocab is None:
+            raise ValueError("the model of this vocabulary was closed")
+        whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        tokens = vocab.tokenize(self._before + whole, special=False)
+        spelled = b""
+        for i, token in enumerate(tokens if self._before else ()):
+            spelled += self.tokens[token]
+            if spelled.endswith(self._before.encode()):
+                return tokens[i + 1 :]
+        return tokens
+
+
+_known: WeakKeyDictionary[FormatVocabulary, LLTokenizer] = WeakKeyDictionary()
+
+
+def _tokenizer(vocab: FormatVocabulary) -> LLTokenizer:
+    """llguidance's view of a vocabulary; made once, in about a second for 152k tokens."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if vocab not in _known:
+        tokens = _Tokens(vocab)
+        _known[vocab] = LLTokenizer(TokenizerWrapper(tokens), n_vocab=vocab.size, eos_token=tokens.special_token_ids)
+    return _known[vocab]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What may follow a path."""
+
+    allowed: Allowed
+    forced: tuple[int, ...] = ()  # the tokens that must follow, as far as the tokenizer is sure of them
+
+
+_NOTHING = _State(np.empty(0, np.int64))
+
+
+class FormatConstraint:
+    """A `Constraint` for one answer.
+
+    Where the format forces text, only the tokens into which the tokenizer splits it are allowed. They are found when
+    the text before them is complete, and hold until the last of them: so the masks depend on the answer alone, not on
+    how it was drafted.
+    """
+
+    def __init__(self, form: AnswerFormat, vocab: FormatVocabulary) -> None:
+        from llguidance import LLMatcher
+
+        if not vocab.end_tokens:
+            raise UsageError("the target has no end token, so an answer in a format could not end")
+        self._vocab, self._ends = vocab, vocab.end_tokens
+        self._matcher = LLMatcher(_tokenizer(vocab), form.rules, log_level=0, limits=limits())
+        self._read: list[int] = []  # tokens that the matcher has read, without those that cannot change any more
+        self._line: list[int] = []  # committed tokens, from the same one on
+        self._states: dict[tuple[int, ...], _State] = {}  # by path
+        self.n_masks, self.mask_s = 0, 0.0  # masks that were computed, and the time of all work here
+
+    def allowed(self, path: Sequence[int]) -> Allowed:
+        return self._after(tuple(path)).allowed
+
+    def forced(self) -> Sequence[int]:
+        path: tuple[int, ...] = ()
+        while len(path) < MOST_FORCED and (forced := self._after(path).forced):
+            path += forced
+        return path
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        here = self._after(tuple(tokens))
+        self._states = {(): here}
+        self._line.extend(tokens)
+        n_sure = common_prefix(self._read, self._line)
+        del self._read[:n_sure], self._line[:n_sure]
+
+    def _after(self, path: tuple[int, ...]) -> _State:
+        """The state after a path; those of its beginnings come first, because each depends on the one before."""
+        if (state := self._states.get(path)) is None:
+            state = self._next(self._after(path[:-1]), path) if path else self._fresh(path)
+            self._states[path] = state
+        return state
+
+    def _next(self, before: _State, path: tuple[int, ...]) -> _State:
+        token = path[-1]
+        if before is _NOTHING or token in self._ends:
+            return _NOTHING
+        if before.forced:
+            if token != before.forced[0]:
+                return _NOTHING
+            if rest := before.forced[1:]:
+                return _State(np.array(rest[:1]), rest)
+        return self._fresh(path)
+
+    def _fresh(self, path: tuple[int, ...]) -> _State:
+        """The state by the matcher. Raises UsageError if the format takes too much work."""
+        started = perf_counter()
+        try:
+            if not self._go(path):
+                return _NOTHING
+            forced = tuple(self._matcher.compute_ff_tokens())
+            state = _State(np.array(forced[:1]), forced) if forced else _State(self._mask())
+            if self._matcher.is_error():
+                raise UsageError(
+                    f"the format takes too much work here: {self._matcher.get_error().splitlines()[0][:200]}",
+                    hint="simplify it: fewer alternatives, and no long chains of optional parts",
+                )
+            return state
+        finally:
+            self.mask_s += perf_counter() - started
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Move the matcher behind a path; False if the path does not fit."""
+        wanted = [*self._line, *path]
+        n_same = common_prefix(self._read, wanted)
+        self._matcher.rollback(len(self._read) - n_same)
+        del self._read[n_same:]
+        n_read = self._matcher.try_consume_tokens(wanted[n_same:])
+        self._read += wanted[n_same : n_same + n_read]
+        return n_same + n_read == len(wanted)
+
+    def _mask(self) -> Allowed:
+        self.n_masks += 1
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+            return _NOTHING.allowed
+        mask = np.unpackbits(bits, count=self._vocab.size, bitorder="little").view(np.bool_)
+        return np.flatnonzero(mask) if np.count_nonzero(mask) <= FEW else mask
+
+
+def constraint_of(form: AnswerFormat | None, vocab: FormatVocabulary) -> FormatConstraint | None:
+    """A new constraint for an answer; None for free text."""
+    return None if form is None else FormatConstraint(form, vocab)

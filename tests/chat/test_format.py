@@ -1,0 +1,271 @@
+"""Formats of answers: what is refused before a model is loaded, and masks that follow the text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama.base.errors import UsageError
+from specllama.chat.format import MAX_BYTES, AnswerFormat, check_format, format_of, read_format
+from specllama.chat.format_masks import FormatConstraint
+from specllama.core.constraint import Allowed
+
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+RECURSIVE = {
+    "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}},
+    "$ref": "#/$defs/a",
+}
+
+
+class Bytes:
+    """A vocabulary of bytes, some pairs of them, a control token and two end tokens; splits text greedily."""
+
+    def __init__(self, *pairs: str, space: bool = False) -> None:
+        self._pieces = [*(bytes((byte,)) for byte in range(256)), *(pair.encode() for pair in pairs), b"", b"", b""]
+        self.size = len(self._pieces)
+        self.end_tokens = frozenset({self.size - 2, self.size - 1})
+        self._space = space  # put one before every text
+
+    def pieces(self) -> list[bytes]:
+        return self._pieces
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        data, tokens = (" " * self._space + text).encode(), list[int]()
+        while data:
+            token = max(
+                (i for i, piece in enumerate(self._pieces) if piece and data.startswith(piece)),
+                key=lambda i: len(self._pieces[i]),
+            )
+            tokens.append(token)
+            data = data[len(self._pieces[token]) :]
+        return tokens
+
+    def text(self, tokens: list[int]) -> bytes:
+        return b"".join(self._pieces[token] for token in tokens)
+
+
+def ids(allowed: Allowed) -> list[int]:
+    return (np.flatnonzero(allowed) if allowed.dtype == np.bool_ else allowed).tolist()
+
+
+def fits(constraint: FormatConstraint, path: list[int]) -> bool:
+    return all(token in ids(constraint.allowed(path[:i])) for i, token in enumerate(path))
+
+
+def schema(node: object) -> AnswerFormat:
+    return format_of("json-schema", json.dumps(node))
+
+
+IMPOSSIBLE: dict[str, tuple[str, str]] = {
+    "no JSON": ("json-schema", "{"),
+    "a list": ("json-schema", "[]"),
+    "a number": ("json-schema", "3"),
+    "no type": ("json-schema", '{"type": "text"}'),
+    "false": ("json-schema", "false"),
+    "contradiction": ("json-schema", '{"type": "integer", "minimum": 3, "maximum": 1}'),
+    "forbidden part": ("json-schema", '{"type": "object", "properties": {"a": false}, "required": ["a"]}'),
+    "keyword": ("json-schema", '{"type": "array", "uniqueItems": true}'),
+    "not": ("json-schema", '{"not": {"type": "string"}}'),
+    "string format": ("json-schema", '{"type": "string", "format": "poem"}'),
+    "look-ahead": ("json-schema", '{"type": "string", "pattern": "(?=a)b"}'),
+    "other file": ("json-schema", '{"$ref": "other.json#/a"}'),
+    "itself": ("json-schema", '{"$ref": "#"}'),
+    "endless": ("json-schema", json.dumps(RECURSIVE)),
+    "endless array": ("json-schema", '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}'),
+    "endless choice": ("json-schema", '{"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}'),
+    "deep": ("json-schema", '{"type":"array","items":' * 3000 + "true" + "}" * 3000),
+    "large": ("json-schema", json.dumps({"enum": ["x" * 100] * 11_000})),
+    "unknown rule": ("grammar", "start: foo"),
+    "no rules": ("grammar", ""),
+    "left alone": ("grammar", 'start: start "x"'),
+    "nested": ("grammar", "start: " + "(" * 5000 + '"a"' + ")" * 5000),
+    "bad GBNF": ("grammar", 'root ::= "a'),
+    "open group": ("regex", "(a"),
+    "look-behind": ("regex", "(?<=a)b"),
+    "nothing": ("regex", r"[^\s\S]"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_an_unusable_format_is_refused_at_once(case: str) -> None:
+    """A format that fits nothing, is read in part, or runs for ever must not reach a model."""
+    kind, text = IMPOSSIBLE[case]
+    with pytest.raises(UsageError) as caught:
+        format_of(kind, text, "--format")
+    assert "--format" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        NAME,
+        {"$ref": "#/$defs/t", "$defs": {"t": {"type": ["array", "null"], "items": {"$ref": "#/$defs/t"}}}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "string", "format": "date", "title": "a", "default": "b", "unknown": 1},
+    ],
+)  # fmt: skip
+def test_schemas_with_an_end_are_taken(node: object) -> None:
+    """A recursion that can stop, annotations and keywords of other tools are no faults."""
+    assert schema(node).kind == "json-schema"
+
+
+def test_files_and_text_give_the_same_format(tmp_path: Path) -> None:
+    """`--json-schema` takes both; a file that is missing, binary or too large is an error."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(NAME), encoding="utf-8-sig")
+    assert read_format("json-schema", str(path)) == read_format("json-schema", json.dumps(NAME)) == schema(NAME)
+    assert check_format("format", f"json-schema {path}") == schema(NAME)
+    assert check_format("format", schema(NAME).to_json()) == schema(NAME)
+    assert check_format("format", "none") is check_format("format", None) is None
+    path.write_bytes(b"\xff\xfe{}")
+    (tmp_path / "large").write_bytes(b" " * (MAX_BYTES + 1))
+    for source in (path, tmp_path / "missing", tmp_path, tmp_path / "large"):
+        with pytest.raises(UsageError):
+            read_format("json-schema", str(source))
+    for typed in ("json", "regex", {"regex": 3}, {"regex": "a", "grammar": "b"}, {}, 7):
+        with pytest.raises(UsageError):
+            check_format("format", typed)
+
+
+def test_gbnf_and_lark_are_told_apart_by_content() -> None:
+    """Files of llama.cpp work as they are."""
+    for text in ('root ::= "yes" | "no"', 'start: "yes" | "no"'):
+        constraint = FormatConstraint(format_of("grammar", text), Bytes())
+        assert bytes(ids(constraint.allowed(()))) == b"ny"
+
+
+def test_forced_text_has_only_its_own_tokens() -> None:
+    """Other splits of the forced text would make its tokens uncertain."""
+    vocab = Bytes('{"', '": ', '"}', "na", "me")
+    constraint = FormatConstraint(schema(NAME), vocab)
+    forced = list(constraint.forced())
+    assert vocab.text(forced).startswith(b'{"name": ')
+    assert forced == vocab.tokenize('{"name": "', special=False)[: len(forced)]
+    for i, token in enumerate(forced):
+        assert ids(constraint.allowed(forced[:i])) == [token]
+
+
+def test_end_tokens_are_allowed_exactly_where_the_text_may_end() -> None:
+    """An end too early leaves text that does not fit; control tokens never fit."""
+    vocab = Bytes()
+    ends = sorted(vocab.end_tokens)
+    constraint = FormatConstraint(format_of("regex", "ab{1,2}"), vocab)
+    said: list[int] = []
+    seen = []
+    for token in b"abb":
+        seen.append(ids(constraint.allowed(())))
+        constraint.advance([token])
+        said.append(token)
+    seen.append(ids(constraint.allowed(())))
+    assert seen == [[97], [98], [98, *ends], ends]
+    assert ids(constraint.allowed(ends[:1])) == []
+
+
+def test_a_space_that_the_tokenizer_adds_is_not_forced() -> None:
+    """SentencePiece puts a space before every text; in the middle of an answer there is none."""
+    constraint = FormatConstraint(schema(NAME), vocab := Bytes("name", space=True))
+    assert vocab.text(list(constraint.forced())).startswith(b'{"name":')
+
+
+def test_states_do_not_depend_on_the_way_to_them() -> None:
+    """Rollback: after any walk over drafted paths, committed or not, masks equal those of a fresh matcher."""
+    vocab = Bytes('{"', '": ', '"}', "na", "me", "the", ", ")
+    form = schema(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 6},
+                "kind": {"enum": ["the", "them", "then"]},
+                "n": {"type": "integer"},
+            },
+            "required": ["name", "kind", "n"],
+        }
+    )
+    for seed in range(6):
+        rng = random.Random(seed)
+        walked, said = FormatConstraint(form, vocab), list[int]()
+        for _ in range(12):
+            paths = [[]]
+            for _ in range(rng.randrange(6)):
+                path = list(rng.choice(paths))
+                inner = [token for token in ids(walked.allowed(path)) if token not in vocab.end_tokens]
+                if not inner:
+                    continue
+                path.append(rng.choice(inner) if rng.random() < 0.9 else rng.randrange(vocab.size))
+                paths.append(path)
+            for path in paths:  # of one step: laws of rows, in any order
+                ids(walked.allowed(rng.choice(paths)))
+                direct = FormatConstraint(form, vocab)
+                for token in (*said, *path):
+                    if token not in ids(direct.allowed(())):
+                        direct = None
+                        break
+                    direct.advance([token])
+                assert ids(walked.allowed(path)) == ([] if direct is None else ids(direct.allowed(()))), (said, path)
+            forced = list(walked.forced())
+            good = [path for path in [*paths, forced] if fits(walked, path)]
+            path = [token for token in rng.choice(good) if token not in vocab.end_tokens]
+            walked.advance(path)
+            said += path
+
+
+def texts_of(node: Mapping[str, object], seed: int, vocab: Bytes) -> bytes | None:
+    """A random text that the masks of a schema allow; None if it grows long."""
+    rng, constraint, said = random.Random(seed), FormatConstraint(schema(node), vocab), list[int]()
+    while len(said) < 600:
+        allowed = ids(constraint.allowed(()))
+        ends = [token for token in allowed if token in vocab.end_tokens]
+        if ends and (len(ends) == len(allowed) or rng.random() < 0.5):
+            return vocab.text(said)
+        # Mostly what closes strings and numbers: random bytes would go on for long.
+        closing = [token for token in allowed if vocab.text([token]) in (b'"', b",", b"]", b"}", b", ", b'"}')]
+        inner = [token for token in allowed if token not in ends]
+        said.append(rng.choice(closing if closing and rng.random() < 0.3 else inner))
+        constraint.advance(said[-1:])
+    return None
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict[str, object]:
+    kinds = ["string", "integer", "enum", "boolean", "number", "object", "array", "anyOf"]
+    kind = rng.choice(kinds[: 8 if depth < 2 else 5])
+    if kind == "object":
+        names = rng.sample(["name", "id", "the list", "é", "x"], rng.randrange(1, 4))
+        parts = {name: random_schema(rng, depth + 1) for name in names}
+        return {
+            "type": "object",
+            "properties": parts,
+            "required": names[: rng.randrange(len(names) + 1)],
+            "additionalProperties": False,
+        }
+    if kind == "array":
+        return {"type": "array", "items": random_schema(rng, depth + 1), "maxItems": 3}
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth + 1), {"type": "null"}]}
+    if kind == "enum":
+        return {"enum": ["red", "green", 7, None, 'a "b"'][: rng.randrange(1, 6)]}
+    return {"type": "string", "maxLength": 12} if kind == "string" else {"type": kind}
+
+
+def test_whatever_is_allowed_parses() -> None:
+    """A wrong mask, a wrong forced token or an end too early gives text that is no JSON."""
+    vocab, n_done = Bytes('{"', '": ', '"}', "na", "me", ", ", "tr", "ue", "é"), 0
+    for seed in range(60):
+        node = random_schema(random.Random(seed))
+        text = texts_of(node, seed, vocab)
+        if text is not None:
+            value = json.loads(text)
+            n_done += 1
+            if "enum" in node:
+                assert value in node["enum"]
+            if node.get("type") == "object":
+                assert set(node["required"]) <= set(value) <= set(node["properties"])
+    assert n_done > 30
