@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bars_arms import RULE, SAMPLER, SOURCES, prepared, prompts_of, published_draft
 from replay import as_answer, read, say
 from rows import append, mend, rows_of
-from tree_replay import MAX_LEAVES
 from tree_report import ARMS, N_RANKS, report, show
 
 from specllama import Engine, Finished, SamplingParams, StepEvent, TokenEvent, llama
@@ -42,13 +41,10 @@ from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, law
 from specllama.core.types import Cancel
-from specllama.drafters import DraftSettings
-from specllama.drafters.calibration import Calibration
-from specllama.drafters.controller import PROBE_TOKENS, Controller
-from specllama.drafters.length import TUNED, DraftLength
-from specllama.drafters.shape import FixedShape, TreePolicy, best_shape
-from specllama.drafters.tree_controller import TreeController
-from specllama.pairs.setup import Listener, Models, Setup, load_models
+from specllama.drafters import TREE, DraftSettings
+from specllama.drafters.controller import PROBE_TOKENS
+from specllama.drafters.length import DraftLength
+from specllama.pairs.setup import LEAVES, Listener, Models, Setup, load_models
 from specllama.tuning import traces
 from specllama.tuning.first_use import FirstUse
 from specllama.tuning.traces import TracedAnswer
@@ -131,16 +127,11 @@ def record(args: argparse.Namespace) -> None:
 
 
 def policies(setup: Setup, arm: str, *, greedy: bool) -> tuple[str, DraftSettings]:
-    """(strategy, settings) of an arm; auto decides from the profile, except for a tree of fixed size."""
-    assert setup.profile is not None, "FirstUse has measured one"
-    prior = setup.profile.prior(greedy=greedy)
-    if arm == "tree":
-        tree: TreePolicy = TreeController(setup.profile.costs, calibration=Calibration(prior))
-        return "tree", DraftSettings(tree=tree)
+    """(strategy, settings) of an arm; auto decides, except for a tree of fixed size."""
     if arm == "tree of 16":
-        return "tree", DraftSettings(tree=FixedShape(best_shape(16)))
-    policy = Controller(setup.profile.costs, calibration=Calibration(prior))
-    return ("chain" if arm == "chain" else "none"), DraftSettings(length=DraftLength(TUNED), policy=policy)
+        return TREE, DraftSettings(length=DraftLength(16))
+    strategy = "none" if arm == "plain" else arm
+    return strategy, DraftSettings(length=setup.length, policy=setup.policy(greedy=greedy, strategy=strategy))
 
 
 def answered(
@@ -172,7 +163,7 @@ def run(args: argparse.Namespace) -> None:
     until = time.monotonic() + 60 * args.minutes
     llama.set_log(None)
     setup = prepared()
-    setup = replace(setup, target_options=replace(setup.target_options, max_leaves=MAX_LEAVES))
+    setup = replace(setup, target_options=replace(setup.target_options, max_leaves=LEAVES))
     mend(args.file)
     known = {(row["run"]["prompt"], row["run"]["temperature"], row["run"]["round"], row["run"]["arm"])
              for row in rows_of(args.file)}  # fmt: skip
