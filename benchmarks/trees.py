@@ -21,7 +21,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,17 @@ from replay import as_answer, read, say
 from rows import append, mend, rows_of
 from tree_report import ARMS, N_RANKS, report, show
 
-from specllama import Engine, Finished, SamplingParams, StepEvent, TokenEvent, llama
+from specllama import Engine, Finished, PromptProgress, SamplingParams, StepEvent, TokenEvent, llama
+from specllama.audit.models import Passing
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, law
-from specllama.core.types import Cancel
-from specllama.drafters import TREE, DraftSettings
+from specllama.core.types import Cancel, LanguageModel
+from specllama.drafters import REGISTRY, TREE, DraftSettings
 from specllama.drafters.controller import PROBE_TOKENS
 from specllama.drafters.length import DraftLength
-from specllama.pairs.setup import LEAVES, Listener, Models, Setup, load_models
+from specllama.pairs.setup import LEAVES, Listener, Setup, load_models
 from specllama.tuning import traces
 from specllama.tuning.first_use import FirstUse
 from specllama.tuning.traces import TracedAnswer
@@ -134,27 +135,72 @@ def policies(setup: Setup, arm: str, *, greedy: bool) -> tuple[str, DraftSetting
     return strategy, DraftSettings(length=setup.length, policy=setup.policy(greedy=greedy, strategy=strategy))
 
 
+class Counted(Passing):
+    """A model that adds up what its passes cost by a profile, in T(1); what it reads before the first token is free."""
+
+    def __init__(self, model: LanguageModel, cost: Callable[[int], float]) -> None:
+        super().__init__(model)
+        self.spent, self._cost, self._unread = 0.0, cost, 0
+
+    @property
+    def busy_s(self) -> float:
+        return float(getattr(self.model, "busy_s"))  # noqa: B009  # only loaded models have it
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        super().feed(tokens)
+        self._unread += len(tokens)
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        self._unread = self._unread if length else 0
+
+    def _pay(self, n_rows: int) -> None:
+        self.spent += self._cost(n_rows + self._unread)
+        self._unread = 0
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        self._pay(len(tokens))
+        return super().eval(tokens, parents)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        self._pay(len(tokens))
+        return super().grow(tokens, parents)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        super().keep(length, path)
+        self._unread += sum(node != i for i, node in enumerate(path))  # computed again with the next pass
+
+
 def answered(
-    setup: Setup, models: Models, arm: str, prompt: Sequence[int], params: SamplingParams, n: int
+    setup: Setup, target: Counted, draft: Counted, arm: str, prompt: Sequence[int], params: SamplingParams, n: int
 ) -> dict[str, Any]:
     """One answer of `n` tokens without an end; the draft reads the prompt anew."""
-    assert models.draft is not None
-    models.draft.truncate(0)
-    params = replace(params, logit_bias=dict.fromkeys(models.target.end_tokens, -math.inf))
-    drafter = models.drafter(*policies(setup, arm, greedy=params.greedy))
-    engine = Engine(models.target, drafter, rule=RULE)
-    *events, last = engine.generate(prompt, params, RandomChooser(1), max_tokens=n)
-    assert isinstance(last, Finished)
-    steps = [event for event in events if isinstance(event, StepEvent)]
+    draft.truncate(0)
+    params = replace(params, logit_bias=dict.fromkeys(target.end_tokens, -math.inf))
+    strategy, settings = policies(setup, arm, greedy=params.greedy)
+    settings = replace(settings, vocab_size=target.vocab_size, n_leaves=target.caps.max_leaves)
+    engine = Engine(target, REGISTRY[strategy].make(draft, settings), rule=RULE)
+    events = engine.generate(prompt, params, RandomChooser(1), max_tokens=n)
+    steps, tokens = list[StepEvent](), list[int]()
+    for event in events:
+        if isinstance(event, PromptProgress):
+            target.spent, draft.spent = 0.0, 0.0  # the prompt is read in every arm
+        elif isinstance(event, TokenEvent):
+            tokens.append(event.token)
+        elif isinstance(event, StepEvent):
+            steps.append(event)
+        elif isinstance(event, Finished):
+            last = event
     return {
         "n_tokens": last.stats.n_emitted - last.stats.n_first,
         "decode_s": last.stats.decode_s,
+        "cost": target.spent + draft.spent,
         "n_steps": len(steps),
         "n_nodes": sum(len(step.drafted) for step in steps),
         "n_branched": sum(step.parents is not None for step in steps),
         "step_s": sum(step.step_s for step in steps[1:]),
         "loop_s": sum(step.loop_s for step in steps[1:]),
-        "tokens": [event.token for event in events if isinstance(event, TokenEvent)],
+        "tokens": tokens,
     }
 
 
@@ -169,6 +215,10 @@ def run(args: argparse.Namespace) -> None:
              for row in rows_of(args.file)}  # fmt: skip
     with load_models(setup, Listener(), Cancel()) as models:
         setup = FirstUse(setup, models).finish()
+        assert models.draft is not None, "the default pair has a draft"
+        assert setup.profile is not None, "FirstUse has measured one"
+        target = Counted(models.target, setup.profile.costs.verify_cost)
+        draft = Counted(models.draft, setup.profile.costs.draft_cost)
         talk = Conversation(models.target.vocab, setup.target.template)
         plan = [(round_, i, group, temperature) for round_ in range(args.rounds) for i in range(args.prompts)
                 for group in SOURCES for temperature in (0.0, 1.0)]  # fmt: skip
@@ -182,7 +232,9 @@ def run(args: argparse.Namespace) -> None:
                 if time.monotonic() > until:
                     say("time ran out: the same command continues")
                     return
-                found = answered(setup, models, arm, tokens, replace(SAMPLER, temperature=temperature), args.tokens)
+                found = answered(
+                    setup, target, draft, arm, tokens, replace(SAMPLER, temperature=temperature), args.tokens
+                )
                 append(args.file, "run", {"group": group, "prompt": prompt.id, "temperature": temperature,
                                           "round": round_, "arm": arm, **found})  # fmt: skip
                 say(f"{prompt.id} at {temperature:g}, {arm}: {found['n_tokens'] / found['decode_s']:.1f} t/s")
