@@ -32,6 +32,10 @@ INDEXED_AT_ONCE = 4096
 # about the tenth token after it.
 TOKENS_PER_MATCHED = 3
 
+# Where the most frequent continuation is wrong, another with a share of 0.5 of the rest was right in 0.15 of 451 places
+# of 64 answers of the default pair; with a share of 0.29, in 0.10.
+OTHERS = 0.3
+
 LOOKUP_P_MIN = 0.4
 LENGTH_EDGES = (2, 3, 4, 6, 8, 12, 16)  # matches between two edges are counted together
 N_PRIOR = 4.0  # samples that the prior counts as
@@ -169,8 +173,8 @@ class LookupDrafter:
     def _family(self, match: Match, parent: int, width: int, *, at_end: bool) -> list[tuple[LookupGuess, Match]]:
         """The guesses of what follows `match`, the most frequent first, with the matches that they lead to.
 
-        The chance of the first is that of the record. That of each other one is its share of the places where none
-        before it followed, and of one place more: for a token that never followed.
+        The chance of the first is that of the record. That of each other one is `OTHERS` of its share of the places
+        where none before it followed, and of one place more: for a token that never followed.
         """
         match = self._index.continued(match)
         favourite = self._index.favourite(match)
@@ -181,7 +185,7 @@ class LookupDrafter:
         if width > 1 and not favourite.alone:
             n_left = n_seen - favourite.n_followed + 1
             for other in self._index.others(match, width - 1):
-                chances.append((other.token, other.n_followed / n_left))
+                chances.append((other.token, OTHERS * other.n_followed / n_left))
                 n_left -= other.n_followed
         return [(LookupGuess(token, chance, parent), self._index.advance(match, token)) for token, chance in chances]
 

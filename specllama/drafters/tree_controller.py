@@ -112,7 +112,7 @@ class TreeController(Controller):
         if n_given := len(offered.tree.parents):
             by_rank = self.by_rank
             rank = min(len(offered.tree.children[0]), len(by_rank) - 1)
-            share = offered.left[0] * by_rank[rank].typical / by_rank[0].typical
+            share = offered.left[0] * min(by_rank[rank].typical / by_rank[0].typical, 1.0)
             for n, shape in enumerate(shapes[1 : limit - n_given + 1], n_given + 1):
                 n_expected = sum(offered.reach) + share * (shape.n_expected - 1.0)
                 found.append((n_given, n_expected / (shape.draft + self._verify[n])))

@@ -322,7 +322,9 @@ def test_a_trie_holds_every_continuation_by_its_share() -> None:
     found = guesses_of(text, 16, 16)
     mostly = lookup_room._Record().chance(2, 1)
     roots = [(token, chance) for token, chance, parent in found if parent == -1]
-    assert roots == [(6, pytest.approx(mostly)), (3, 1 / 3), (5, 1 / 2)], "6 followed twice; then the latest"
+    assert roots == [(6, pytest.approx(mostly)), (3, lookup_room.OTHERS / 3), (5, lookup_room.OTHERS / 2)], (
+        "6 followed twice; then the latest"
+    )
     below = {parent: token for token, _, parent in reversed(found)}
     firsts = {token: node for node, (token, _, parent) in enumerate(found) if parent == -1}
     assert {token: below[node] for token, node in firsts.items()} == {6: 4, 3: 1, 5: 8}, "the latest among equals"

@@ -154,3 +154,10 @@ def test_a_sibling_pays_for_the_row_it_adds_to_the_levels_to_come() -> None:
     """Where four rows cost less than three, a sibling took the cheap row and left the dear one to the next level."""
     jumpy: Points = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 1.83), (6, 2.19), (16, 3.4))
     assert grown(controller(jumpy, c=0.21), (0.7, 0.5))[:3] == [-1, 0, 1]
+
+
+def test_a_bad_model_is_not_used_beside_an_offer() -> None:
+    """The share of later ranks over the first one, which exceeds 1 for a model that is rarely right at first."""
+    policy = controller(RISING, c=0.3, typical=0.1, slope=0.0)
+    plan = policy.plan_tree(16, 8, offer=[(0.3, -1)], lag=0)
+    assert (plan.n_given, plan.n_drawn) == (1, 0)

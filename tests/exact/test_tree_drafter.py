@@ -231,7 +231,7 @@ def test_ties_between_siblings_go_to_the_lowest_ids() -> None:
 def test_a_looked_up_child_comes_first_and_is_not_drawn_again() -> None:
     """Two equal tokens under one parent: the verifier refuses them."""
     for seed in range(20):
-        drafter = tree_of(model(3, seed), (-1, -1, -1, -1, 2), 2)
+        drafter = tree_of(model(3, seed), (-1, -1, -1, -1, 2, 0), 4)
         drafter.begin(PROMPT)
         draft = drafter.propose(PROMPT, 9, PLAIN, RandomChooser(seed))
         lines = lines_of(draft)
