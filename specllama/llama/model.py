@@ -500,9 +500,9 @@ class LlamaModel:
         self._n_decoded, self._tree = 0, None
         self._reach = [0] * len(self._reach)
 
-    def _back(self, length: int, *, intact: bool = True) -> bool:
+    def _back(self, length: int) -> bool:
         """Bring llama.cpp's memory to at most `length` tokens; the others up to `length` are held. False: refused."""
-        n_left = self._rollback.back(self._call, self._n_decoded, length, intact=intact)
+        n_left = self._rollback.back(self._call, self._n_decoded, length)
         if n_left is None:
             return False
         self._n_decoded = n_left
@@ -513,7 +513,7 @@ class LlamaModel:
         """Remove the tokens of a failed call; if llama.cpp refuses, empty the memory, so that `length` is right."""
         self._n_decoded, self._tree = length, None
         del self._text[n_text:]
-        if not self._back(length, intact=False):
+        if not self._back(length):
             self._clear()
 
     def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:

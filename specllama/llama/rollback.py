@@ -36,11 +36,8 @@ class Rollback(Protocol):
     def after(self, n_tokens: int) -> None:
         """A decode of `n_tokens` succeeded."""
 
-    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
-        """Bring the memory to at most `length` tokens; returns how many it holds. None: it refused, and is unchanged.
-
-        `intact`: False after a failed decode.
-        """
+    def back(self, call: Call, n_decoded: int, length: int) -> int | None:
+        """Bring the memory to at most `length` tokens; returns how many it holds. None: it refused, unchanged."""
 
     def nearest(self, n_decoded: int, length: int) -> int:
         """How many tokens the memory would hold after `back`."""
@@ -68,7 +65,7 @@ class Truncation:
     def after(self, n_tokens: int) -> None:
         pass
 
-    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
+    def back(self, call: Call, n_decoded: int, length: int) -> int | None:
         return length if call("llama_memory_seq_rm", self._memory, _EVERY, length, -1) else None
 
     def nearest(self, n_decoded: int, length: int) -> int:
@@ -108,10 +105,10 @@ class SavedStates:
     def after(self, n_tokens: int) -> None:
         self._n_last = n_tokens
 
-    def back(self, call: Call, n_decoded: int, length: int, *, intact: bool = True) -> int | None:
+    def back(self, call: Call, n_decoded: int, length: int) -> int | None:
         for at in [at for at in self._saved if at > length]:
             self._spare = self._saved.pop(at)
-        is_kept = intact and self._keeps(n_decoded, length)
+        is_kept = self._keeps(n_decoded, length)
         self._n_last = 0  # the kept states serve once
         if is_kept and call("llama_memory_seq_rm", self._memory, _LINE, length, -1):
             return length

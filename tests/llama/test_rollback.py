@@ -324,17 +324,40 @@ def test_a_text_that_parts_from_the_last_one_is_read_from_the_nearest_state(
     assert sum(sizes) <= len(prompt) - finished.stats.n_cached + MOST_AGAIN
 
 
-def test_kept_states_serve_only_the_last_decode(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "lengths"),
+    [
+        ([[1, 2, 3, 4], [5]], [22, 21]),  # before the last decode
+        ([[1, 2, 3, 4]], [23, 22]),  # twice without a decode between
+        ([[1, 2, 3, 4]], [20, 19]),  # to a saved state, then before it
+        ([[1]], [5]),  # to the beginning, of which the probe at load knows another
+    ],
+)
+@pytest.mark.parametrize("arch", ["lfm2", "mamba"])
+def test_a_state_serves_only_its_own_text(folder: Path, arch: str, blocks: list[list[int]], lengths: list[int]) -> None:
     """Prevents: a state of an older decode, which llama.cpp takes for the one asked for."""
-    path, said = tiny.write_model(folder / "short.gguf", arch="lfm2", n_vocab=40), text_of(20)
+    path, text = tiny.write_model(folder / f"own-{arch}.gguf", arch=arch, n_vocab=40), text_of(20)
     with tiny.load(path, max_block=6) as model:
-        model.feed(said)
-        model.eval([1, 2, 3, 4])
-        model.eval([5])
-        for length in (22, 21):  # before the last decode; then a second time without a decode between
+        model.feed(text)
+        for block in blocks:
+            model.eval(block)
+            text += block
+        for length in lengths:
             model.truncate(length)
-        found = np.array(model.eval([9, 8]))
-        np.testing.assert_allclose(found, anew(model, [*said, 1, 9, 8], 2), atol=ROUNDING)
+        text[lengths[-1] :] = [9, 8]
+        np.testing.assert_allclose(np.array(model.eval([9, 8])), anew(model, text, 2), atol=ROUNDING)
+
+
+def test_after_an_accepted_block_the_next_one_begins_with_a_save(mamba: LlamaModel) -> None:
+    """Prevents: tokens of an accepted block computed again because the one after it was rejected."""
+    mamba.feed(text_of(60))
+    mamba.eval([1, 2, 3, 4])
+    mamba.keep(61, range(3))
+    mamba.eval([5, 6, 7, 8])
+    mamba.keep(65, ())
+    sizes = sizes_of(mamba)
+    mamba.eval([1, 2])
+    assert sizes == [1 + 2]
 
 
 def test_trees_are_refused_with_the_reason(path: Path) -> None:
@@ -350,10 +373,11 @@ def test_the_memory_counts_the_states(path: Path) -> None:
     """Prevents: a context that fits without the states of the model, but not with them."""
     with tiny.load(path, max_block=6) as model:
         assert isinstance(model._rollback, SavedStates)
-        model.feed(text_of(30))
+        model.feed(text_of(200))
         model.eval([1])
         state = len(next(iter(model._rollback._saved.values())))
-        assert model.plan.need.kv >= state * MOST_SAVED / 2
+        assert model.plan.need.kv >= state * MOST_SAVED
+        assert state <= state_bytes(model.header) + 1000, "no attention cells, which are not lost"
 
 
 def test_heads_that_kernels_would_read_across_are_refused(folder: Path) -> None:
