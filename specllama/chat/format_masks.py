@@ -5,21 +5,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from specllama.base.clock import perf_counter
 from specllama.base.errors import UsageError
 from specllama.chat.format import AnswerFormat, limits
-from specllama.core.constraint import Allowed
+from specllama.core.arrays import IntArray
+from specllama.core.constraint import NOTHING, Allowed
 from specllama.core.types import common_prefix
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-FEW = 4096  # tokens; up to so many, a list of ids is faster than a mask
+Bits: TypeAlias = npt.NDArray[np.uint8]
+
 MOST_FORCED = 64  # tokens that are looked for at once
 
 
@@ -83,7 +86,15 @@ class _State:
     forced: tuple[int, ...] = ()  # the tokens that must follow, as far as the tokenizer is sure of them
 
 
-_NOTHING = _State(np.empty(0, np.int64))
+_NOTHING = _State(NOTHING)
+
+
+def _set_bits(bits: Bits, n: int) -> IntArray:
+    """The places of the bits that are set among the first `n`, ascending: only bytes that are not 0 are unpacked."""
+    at = bits.nonzero()[0]
+    found = np.unpackbits(bits[at], bitorder="little").nonzero()[0]
+    places: IntArray = at[found >> 3] * 8 + (found & 7)
+    return places[: places.searchsorted(n)]
 
 
 class FormatConstraint:
@@ -137,7 +148,7 @@ class FormatConstraint:
             if token != before.forced[0]:
                 return _NOTHING
             if rest := before.forced[1:]:
-                return _State(np.array(rest[:1]), rest)
+                return _State(Allowed(np.array(rest[:1])), rest)
         return self._fresh(path)
 
     def _fresh(self, path: tuple[int, ...]) -> _State:
@@ -147,7 +158,7 @@ class FormatConstraint:
             if not self._go(path):
                 return _NOTHING
             forced = tuple(self._matcher.compute_ff_tokens())
-            state = _State(np.array(forced[:1]), forced) if forced else _State(self._mask())
+            state = _State(Allowed(np.array(forced[:1])), forced) if forced else _State(self._mask())
             if self._matcher.is_error():
                 raise UsageError(
                     f"the format takes too much work here: {self._matcher.get_error().splitlines()[0][:200]}",
@@ -171,9 +182,10 @@ class FormatConstraint:
         self.n_masks += 1
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
-            return _NOTHING.allowed
-        mask = np.unpackbits(bits, count=self._vocab.size, bitorder="little").view(np.bool_)
-        return np.flatnonzero(mask) if np.count_nonzero(mask) <= FEW else mask
+            return NOTHING
+        if np.count_nonzero(bits) * 2 <= bits.size:
+            return Allowed(_set_bits(bits, self._vocab.size))
+        return Allowed(_set_bits(~bits, self._vocab.size), all_but=True)
 
 
 def constraint_of(form: AnswerFormat | None, vocab: FormatVocabulary) -> FormatConstraint | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from threading import local
 from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.distribution import Distribution
@@ -16,8 +16,27 @@ from specllama.core.optional import Constrained, models_of
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Draft, Drafter, Observation
 
-# The tokens that may come next: their ids, ascending, where they are few; else a mask by id.  (n,) or (V,)
-Allowed: TypeAlias = IntArray | npt.NDArray[np.bool_]
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The tokens that may come next."""
+
+    ids: IntArray  # ascending
+    all_but: bool = False  # they are those that may not
+
+    def __contains__(self, token: int) -> bool:
+        at = int(self.ids.searchsorted(token))
+        return (at < self.ids.size and bool(self.ids[at] == token)) != self.all_but
+
+    @property
+    def only(self) -> int | None:
+        """The token, if it is the only one."""
+        return int(self.ids[0]) if self.ids.size == 1 and not self.all_but else None
+
+
+NOTHING = Allowed(np.empty(0, np.int64))
+_scratch = local()  # a new row for every mask would cost more than the mask
+
 AllowedAfter: TypeAlias = Callable[[Sequence[int]], Allowed]
 
 
@@ -41,30 +60,23 @@ class Constraint(Protocol):
 def among(row: FloatArray, allowed: Allowed, ids: IntArray | None = None) -> tuple[FloatArray, IntArray | None]:
     """The row and the ids for `law`, limited to `allowed`; an empty row if nothing is left.
 
-    row: (n,); ids: the token of every cell, ascending; None = 0, 1, 2, ...
+    row: (n,), valid until the next call in this thread; ids: the token of every cell, ascending; None = 0, 1, 2, ...
     """
-    if allowed.dtype == np.bool_:
-        mask = np.zeros(row.size, np.bool_)
-        if ids is None:
-            mask[: allowed.size] = allowed[: row.size]
-        else:
-            known = ids.searchsorted(allowed.size)
-            mask[:known] = allowed[ids[:known]]
-        return (np.where(mask, row, row.dtype.type(-np.inf)), ids) if mask.any() else (row[:0], None)
-    listed = allowed.astype(np.int64, copy=False)
     if ids is None:
-        kept = listed[: listed.searchsorted(row.size)]
-        return row[kept], kept
-    kept = np.intersect1d(ids, listed, assume_unique=True)
-    return row[ids.searchsorted(kept)], kept
-
-
-def holds(allowed: Allowed, token: int) -> bool:
-    """Is `token` allowed?"""
-    if allowed.dtype == np.bool_:
-        return token < allowed.size and bool(allowed[token])
-    at = int(allowed.searchsorted(token))
-    return at < allowed.size and bool(allowed[at] == token)
+        cells = tokens = allowed.ids[: allowed.ids.searchsorted(row.size)]
+    else:
+        tokens = np.intersect1d(ids, allowed.ids, assume_unique=True)
+        cells = ids.searchsorted(tokens)
+    if not allowed.all_but:
+        return row[cells], tokens
+    if cells.size == row.size:
+        return row[:0], tokens[:0]
+    masked: FloatArray | None = getattr(_scratch, "row", None)
+    if masked is None or masked.shape != row.shape or masked.dtype != row.dtype:
+        masked = _scratch.row = np.empty_like(row)
+    np.copyto(masked, row)
+    masked[cells] = -np.inf
+    return masked, ids
 
 
 class _From(Sequence[Distribution]):

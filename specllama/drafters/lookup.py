@@ -10,7 +10,7 @@ from itertools import count
 
 from specllama.base.errors import UsageError
 from specllama.core.arrays import FloatArray
-from specllama.core.constraint import AllowedAfter, holds
+from specllama.core.constraint import AllowedAfter
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import (
     Chooser,
@@ -136,7 +136,7 @@ class LookupDrafter:
         for i, guess in enumerate(guesses):
             if guess.parent in kept:
                 parent, path = kept[guess.parent]
-                if holds(allowed(path), guess.token):
+                if guess.token in allowed(path):
                     kept[i] = (len(kept) - 1, (*path, guess.token))
                     yield replace(guess, parent=parent)
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import FloatArray, IntArray
-from specllama.core.constraint import Allowed, AllowedAfter, among, holds
+from specllama.core.constraint import Allowed, AllowedAfter, among
 from specllama.core.distribution import Distribution
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.noise import settled_by
@@ -153,11 +153,10 @@ class ModelReader:
 
     def _forced(self, path: Sequence[int]) -> Distribution | None:
         """A point mass on the only token that may follow `path`, which needs no evaluation; None = there are others."""
-        allowed = None if self._allowed is None else self._allowed(path)
-        if allowed is None or allowed.dtype == bool or allowed.size != 1:
+        token = None if self._allowed is None else self._allowed(path).only
+        if token is None:
             return None
-        token = int(allowed[0])
-        known = token < self.n_vocab if self._ids is None else holds(self._ids, token)
+        known = token < self.n_vocab if self._ids is None else token in Allowed(self._ids)
         return Distribution.point(token) if known else None
 
     def _law(

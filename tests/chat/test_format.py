@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specllama.base.errors import UsageError
@@ -15,6 +14,7 @@ from specllama.chat.format import MAX_BYTES, AnswerFormat, check_format, format_
 from specllama.chat.format_masks import FormatConstraint
 from specllama.core.constraint import Allowed
 
+N_MOST = 280  # tokens of the vocabularies here
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 RECURSIVE = {
     "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}},
@@ -26,7 +26,8 @@ class Bytes:
     """A vocabulary of bytes, some pairs of them, a control token and two end tokens; splits text greedily."""
 
     def __init__(self, *pairs: str, space: bool = False) -> None:
-        self._pieces = [*(bytes((byte,)) for byte in range(256)), *(pair.encode() for pair in pairs), b"", b"", b""]
+        self._pieces = [*(bytes((byte,)) for byte in range(256)), *(pair.encode() for pair in pairs)]
+        self._pieces += [b""] * (N_MOST - len(self._pieces))
         self.size = len(self._pieces)
         self.end_tokens = frozenset({self.size - 2, self.size - 1})
         self._space = space  # put one before every text
@@ -50,7 +51,7 @@ class Bytes:
 
 
 def ids(allowed: Allowed) -> list[int]:
-    return (np.flatnonzero(allowed) if allowed.dtype == np.bool_ else allowed).tolist()
+    return [token for token in range(N_MOST) if token in allowed]
 
 
 def fits(constraint: FormatConstraint, path: list[int]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import AllForbidden
-from specllama.core.constraint import Allowed, among, holds
+from specllama.core.constraint import Allowed, among
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import REGISTRY, DraftSettings
@@ -47,7 +47,7 @@ GRAMMARS: dict[str, Grammar] = {"brackets": brackets, "wide": wide, "closed": cl
 
 
 class FakeConstraint:
-    """A grammar over a few tokens. Masks where `masks`, lists of ids otherwise."""
+    """A grammar over a few tokens. What is forbidden where `masks`, else what is allowed."""
 
     def __init__(self, grammar: Grammar, *, masks: bool = False) -> None:
         self.grammar, self.masks = grammar, masks
@@ -63,12 +63,10 @@ class FakeConstraint:
         return self.grammar(line)
 
     def allowed(self, path: Sequence[int]) -> Allowed:
-        ids = np.array(self._after(path), dtype=np.int64)
-        if not self.masks or ids.size == 1:
-            return ids
-        mask = np.zeros(4, np.bool_)
-        mask[ids] = True
-        return mask
+        ids = self._after(path)
+        if not self.masks or len(ids) == 1:
+            return Allowed(np.array(ids, dtype=np.int64))
+        return Allowed(np.array([token for token in range(4) if token not in ids], dtype=np.int64), all_but=True)
 
     def forced(self) -> Sequence[int]:
         path: list[int] = []
@@ -214,21 +212,18 @@ def test_a_bias_against_the_only_allowed_token_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("ids", [None, (0, 2, 5)])
-def test_masks_and_lists_give_the_same_cells(ids: tuple[int, ...] | None) -> None:
-    """Rows of drafts have other columns than the mask has tokens."""
+def test_both_forms_give_the_same_cells(ids: tuple[int, ...] | None) -> None:
+    """Rows of drafts have other columns than there are tokens."""
     known = None if ids is None else np.array(ids)
     row = np.arange(6 if ids is None else 3, dtype=np.float32)
     for allowed in ((0, 5), (2,), (1, 3), (2, 5, 7), ()):
-        listed = np.array(allowed, dtype=np.int64)
-        mask = np.zeros(8, np.bool_)
-        mask[listed] = True
+        others = [token for token in range(8) if token not in allowed]
+        forms = (Allowed(np.array(allowed, dtype=np.int64)), Allowed(np.array(others), all_but=True))
         laws = []
-        for form in (listed, mask):
+        for form in forms:
             cells, tokens = among(row, form, known)
             tokens = np.arange(cells.size) if tokens is None else tokens
             laws.append({int(token): cell for token, cell in zip(tokens, cells, strict=True) if cell > -np.inf})
+            assert [token in form for token in range(8)] == [token in allowed for token in range(8)]
         assert laws[0] == laws[1]
         assert set(laws[0]) == set(allowed) & set(range(6) if ids is None else ids)
-        assert [holds(form, token) for form in (listed, mask) for token in range(9)] == [
-            token in allowed for _ in range(2) for token in range(9)
-        ]
