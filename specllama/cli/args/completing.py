@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from specllama.base.errors import SpecllamaError
 from specllama.base.ranges import Check, Word
+from specllama.cli.screen.output import stream_of
 
 Offer: TypeAlias = tuple[str, str]  # a value and what it is
 Completer: TypeAlias = Callable[[str], list[Offer]]
@@ -182,7 +183,8 @@ def whole_words(env: Mapping[str, str]) -> Iterator[None]:
         with redirect_stdout(printed):
             yield
     finally:  # completion ends with SystemExit
-        sys.stdout.write(re.sub(begin, lambda found: found[0] + name + equals, printed.getvalue(), flags=re.MULTILINE))
+        text = re.sub(begin, lambda found: found[0] + name + equals, printed.getvalue(), flags=re.MULTILINE)
+        stream_of(sys.stdout).write(text)
 
 
 def _files(incomplete: str, ending: str) -> list[str]:
