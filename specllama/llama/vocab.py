@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
-from specllama.base.errors import PromptError
+from specllama.base.errors import PromptError, UnsupportedModel
 from specllama.base.text import counted, figure
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
@@ -32,6 +33,7 @@ class Vocabulary:
         self.eot = self._special(lib.llama_vocab_eot)
         self.add_bos = bool(lib.llama_vocab_get_add_bos(handle))
         self.add_eos = bool(lib.llama_vocab_get_add_eos(handle))
+        self._parts = self._rwkv_parts() if self.kind == "rwkv" else None
 
     def close(self) -> None:
         """Release the model. Cached values stay available; other calls raise ValueError."""
@@ -47,7 +49,8 @@ class Vocabulary:
         data = _clean_utf8(text)
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {counted(len(data), 'byte')} (expected at most {figure(_MAX_TEXT_BYTES)})")
-        tokens = self._tokenize(data, special) if data else []
+        parts = [data] if special or self._parts is None else self._parts.split(data)
+        tokens = [token for part in parts if part for token in self._tokenize(part, special)]
         return [self.bos, *tokens] if bos and self.bos is not None else tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -108,6 +111,20 @@ class Vocabulary:
             raise ValueError("the model of this vocabulary was closed")
         if not 0 <= token < self.size:  # llama.cpp would throw a C++ exception through C, which ends the process
             raise ValueError(f"token {token} is outside the vocabulary of {self.size} tokens")
+
+    def _rwkv_parts(self) -> re.Pattern[bytes] | None:
+        """Where to cut plain text, so that llama.cpp's RWKV tokenizer takes no text for a control token.
+
+        Raises UnsupportedModel for a vocabulary on which that tokenizer may never end.
+        """
+        if sum(len(piece) == 1 for piece in set(self.pieces())) < 256:
+            raise UnsupportedModel(
+                "the vocabulary lacks tokens of one byte (expected all 256 in an RWKV vocabulary)",
+                hint="the file may be damaged: download it again",
+            )
+        marks = [text.encode() for text in self._special_texts]
+        cuts = [b"(?<=" + re.escape(mark[:1]) + b")(?=" + re.escape(mark[1:]) + b")" for mark in marks if mark[1:]]
+        return re.compile(b"|".join(cuts)) if cuts else None
 
     def _tokenize(self, data: bytes, special: bool) -> list[int]:
         capacity = len(data) + 8

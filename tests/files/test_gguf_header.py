@@ -282,7 +282,7 @@ def test_a_file_with_such_a_header_is_refused_before_llama_cpp_reads_it(tmp_path
             use(path)
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "no_vocab", "none", "test"])
+@pytest.mark.parametrize("kind", ["no_vocab", "none", "test"])
 def test_tokenizers_that_llama_cpp_asserts_about_are_not_tried(tmp_path: Path, kind: str) -> None:
     """Prevents: a crash by a damaged file with one of these names, as seen with 'no_vocab'."""
     path = tiny.write_model(tmp_path / "odd.gguf", extra={"tokenizer.ggml.model": kind})

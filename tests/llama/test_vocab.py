@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.base.errors import UnsupportedModel
 from specllama.llama import Vocabulary, load_vocabulary
 from tests import tiny
 
@@ -148,3 +149,27 @@ def test_a_closed_vocabulary_says_so(tmp_path: Path) -> None:
     for ask in (lambda: model.vocab.piece(1), lambda: model.vocab.tokenize("a", special=False), model.vocab.texts):
         with pytest.raises(ValueError, match="closed"):
             ask()
+
+
+def rwkv(first: int) -> tiny.TinyVocabulary:
+    """An end token, the bytes from `first` on, and a few words, in the escapes of RWKV files."""
+    tokens = ("<s>", *(f"\\x{byte:02x}" for byte in range(first, 256)), "the", " the")
+    return tiny.TinyVocabulary(model="rwkv", tokens=tokens, types=(3, *(1,) * (len(tokens) - 1)), eos=0, bos=0)
+
+
+def test_the_text_of_an_rwkv_control_token_is_plain_text(tmp_path: Path) -> None:
+    """Prevents: a user's `<s>` that ends the text: llama.cpp's RWKV tokenizer takes it for the control token."""
+    vocabulary = load_vocabulary(tiny.write_model(tmp_path / "m.gguf", arch="rwkv7", vocabulary=rwkv(0)))
+    text = "see <s> the ☃\x00<s><<s>".encode()
+    assert vocabulary.kind == "rwkv"
+    assert text_of(vocabulary, tokens := vocabulary.tokenize(text, special=False)) == text
+    assert 0 not in tokens
+    assert 0 in vocabulary.tokenize(text, special=True)
+    assert vocabulary.end_tokens == {0}
+
+
+def test_an_rwkv_vocabulary_without_all_bytes_is_refused(tmp_path: Path) -> None:
+    """Prevents: a tokenizer that never ends on a text that begins like a token and goes on otherwise."""
+    path = tiny.write_model(tmp_path / "m.gguf", arch="rwkv7", vocabulary=rwkv(1))
+    with pytest.raises(UnsupportedModel):
+        load_vocabulary(path)
