@@ -16,7 +16,7 @@ from specllama.drafters.shape import Grounds, GrownTree, Shape, best_shapes, by_
 # the default pair (benchmarks/README.md).
 SIBLINGS = (Prior(0.36, 0.03, 0.6), Prior(0.24, 0.05, 0.4), Prior(0.14, 0.1, 0.1))
 MOST_WIDE = 4  # nodes of a level that the draft evaluates, in the search for the best shape
-MOVED = 0.02  # a shape is searched anew when an acceptance has moved so far
+MOVED = 0.05  # a shape is searched anew when an acceptance has moved so far
 
 
 @dataclass(slots=True)
