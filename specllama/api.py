@@ -322,7 +322,8 @@ class Pair:
             constraint=constraint_of(form, self._models.target.vocab),
         )
         policy = self._policies[params.greedy] if drafts else None
-        return self._followed(events, policy, greedy=params.greedy, seeded=seeded and mode is SeedMode.DRAWS)
+        alone = form is not None or (seeded and mode is SeedMode.DRAWS)
+        return self._followed(events, policy, greedy=params.greedy, seeded=alone)
 
     def chat(
         self,
@@ -489,7 +490,7 @@ class Chat:
         events = self._session.ask(_typed("text", text, str, "text"), self._pair._cancel)
         settings = self._session.settings
         self._session.cost = self._pair._setup.cost
-        seeded, greedy = settings.seeded, settings.params.greedy
+        seeded, greedy = settings.seeded or settings.format is not None, settings.params.greedy
         answer = self._pair._followed(events, settings.drafting.policy, greedy=greedy, seeded=seeded)
         self._answers.add(answer)
         return answer

@@ -14,6 +14,7 @@ from specllama.base.text import counted, figure
 JSON_SCHEMA, GRAMMAR, REGEX = "json-schema", "grammar", "regex"
 KINDS = (JSON_SCHEMA, GRAMMAR, REGEX)
 MAX_BYTES = 256 * 1024
+SHOWN = 60  # characters, where a format is named
 # As `json.dumps` writes it. Free whitespace would leave little to force, and could go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _HINTS = {
@@ -36,8 +37,9 @@ class AnswerFormat:
         return {self.kind.replace("-", "_"): self.text}
 
     def __str__(self) -> str:
-        """As typed, on one line."""
-        return f"{self.kind} {' '.join(self.text.split())}"
+        """On one line; a long text is cut."""
+        text = " ".join(self.text.split())
+        return f"{self.kind} {text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
 
 
 def format_of(kind: str, text: str, name: str = "") -> AnswerFormat:

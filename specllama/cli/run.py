@@ -225,7 +225,8 @@ def _answer(
         else:
             kind = RecordView if out.format == "json" else AnswerView
             view = kind(out, answer, figures, live=live)
-        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=seeded)
+        # Masks and forced tokens say nothing of free text.
+        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=seeded or form is not None)
         finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
         setup = lesson.learned()
         if out.format == "json":

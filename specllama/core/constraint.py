@@ -12,9 +12,9 @@ import numpy as np
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.distribution import Distribution
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.optional import Constrained, models_of
+from specllama.core.optional import Constrained, models_of, report_of
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, Drafter, Observation
+from specllama.core.types import Chooser, Draft, Drafter, DraftReport, Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class ForcedFirst:
         self.name, self.wants = drafter.name, drafter.wants
         self.models = models_of(drafter)
         self._drafter, self._constraint = drafter, constraint
+        self._report, self._asked = report_of(drafter), False  # in this step
         self._forces = not isinstance(drafter, NoDrafter)
         self._forced: tuple[int, ...] = ()  # at the head of the last draft
         self._n_text = 0  # committed tokens that the constraint knows, and the prompt
@@ -120,10 +121,11 @@ class ForcedFirst:
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         self._forced = tuple(self._constraint.forced()[:limit]) if self._forces else ()
         n = len(self._forced)
+        self._asked = limit > n
         if not n:
             return self._drafter.propose(tokens, limit, params, choose)
         own = Draft()
-        if limit > n:
+        if self._asked:
             own = self._drafter.propose([*tokens, *self._forced], limit - n, params, choose)
         return Draft(
             (*self._forced, *own.tokens),
@@ -139,7 +141,7 @@ class ForcedFirst:
             parents = draft.parents and tuple(max(parent - n, -1) for parent in draft.parents[n:])
             seen = replace(
                 seen,
-                draft=Draft(draft.tokens[n:], draft.probs and draft.probs[n:], parents),
+                draft=Draft(draft.tokens[n:], draft.probs and draft.probs[n:], parents, max(draft.n_given - n, 0)),
                 verdict=replace(seen.verdict, path=tuple(node - n for node in path[n:])),
                 features=None if seen.features is None else seen.features[n:],
                 logits=None if seen.logits is None else seen.logits[n:],
@@ -149,6 +151,10 @@ class ForcedFirst:
         self._forced = ()
         self._constraint.advance(seen.tokens[self._n_text :])
         self._n_text = len(seen.tokens)
+
+    def report(self) -> DraftReport:
+        """Empty if forced tokens left no room for the drafter."""
+        return self._report() if self._asked else DraftReport()
 
     def close(self) -> None:
         """The caller made the drafter and closes it."""

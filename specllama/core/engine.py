@@ -80,9 +80,9 @@ class Engine:
         Target and draft are leased from the first event to the last, or to `close`; a second answer raises ModelBusy.
         """
         require_fitting(prompt, self.target.n_ctx)
-        drafter, rest = self.drafter, (params, choose, max_tokens, stopper, cancel or Cancel(), constraint)
+        drafter = self.drafter if constraint is None else ForcedFirst(self.drafter, constraint)
+        rest = (params, choose, max_tokens, stopper, cancel or Cancel(), constraint)
         report, busy_s = report_of(drafter), clock_of((self.target, *models_of(drafter)))
-        drafter = ForcedFirst(drafter, constraint) if constraint else drafter
         return self._answer(list(prompt), _Request(drafter, report, busy_s, self.cost, self.rule, *rest))
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:

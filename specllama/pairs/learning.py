@@ -233,7 +233,7 @@ class Lesson:
     def __init__(self, setup: Setup, policy: DraftPolicy | None, *, greedy: bool, seeded: bool = False) -> None:
         """`policy`: what decides in this answer; only a `Controller` learns.
 
-        `seeded`: the user fixed the seed. Such an answer teaches nothing, so that it can be repeated.
+        `seeded`: the user fixed the seed, or the answer's format: such an answer teaches nothing.
         """
         self._setup = setup
         self._controller = policy if isinstance(policy, Controller) else None

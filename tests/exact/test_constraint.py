@@ -170,6 +170,16 @@ def test_forced_tokens_take_one_pass_and_no_draft(strategy: str) -> None:
     assert rig.draft.count("eval") == 0
 
 
+def test_a_step_of_forced_tokens_reports_nothing_of_the_one_before() -> None:
+    """The decisions and the notice of an earlier proposal, shown again beside tokens that were not chosen."""
+    rig = rig_of(a_pair(1), lambda said: (0, 1, 2) if len(said) < 2 else closed(said), "draft-simple", n_max=1)
+    rig.answer(PROMPT, PLAIN, RandomChooser(0), 6)
+    *before, last = rig.steps
+    assert any(step.decisions for step in before)
+    assert last.drafted
+    assert last.decisions == ()
+
+
 def test_plain_decoding_drafts_no_forced_tokens() -> None:
     """`--spec-type none` is the baseline of measurements: one token a pass."""
     rig = rig_of(a_pair(1), closed)

@@ -293,7 +293,7 @@ class ChatState:
         record = Record(self.header())
         self._tell_profile()
         settings = session.settings
-        greedy, seeded = settings.params.greedy, settings.seeded
+        greedy, seeded = settings.params.greedy, settings.seeded or settings.format is not None
         lesson = Lesson(self.opened.setup, settings.drafting.policy, greedy=greedy, seeded=seeded)
         finished: Finished | None = None
         keyboard = self.keyboard
