@@ -33,6 +33,7 @@ from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptio
 from specllama.cli.loading import ask_of
 from specllama.files.catalog import user_file
 from specllama.llama import LlamaModel, crash_test, load_plan
+from specllama.llama.crash_test import Use
 from specllama.pairs.ask import Ask
 from specllama.pairs.learning import Lesson
 from tests import tiny
@@ -53,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(autouse=True)
-def sound_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def sound_build(monkeypatch: pytest.MonkeyPatch, children: list[Use]) -> None:
     """No child process, which takes seconds."""
     monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
 

@@ -14,6 +14,7 @@ from specllama.core.types import Caps
 from specllama.prompts.load import BenchPrompt
 from tests.bench_cases import VOCAB, Stage, lengths
 from tests.fakes import FakeModel, RandomTable
+from tests.marks import slow
 
 READ_SHARE, DRAFT_SHARE = 0.2, 0.4  # time for a token that is read, and for a pass of the draft, over T(1)
 PROMPTS = tuple(BenchPrompt(f"q{i}", ("code", "poem")[i % 2], "en", ("word " * (40 - i),)) for i in range(30))
@@ -58,7 +59,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float, **
 
 @pytest.mark.parametrize(
     ("budget_s", "step_s"),
-    [(90, 0.02), (90, 0.08), (120, 0.2), (90, 0.4), (90, 0.6)],
+    [slow(90, 0.02), (90, 0.08), (120, 0.2), (90, 0.4), (90, 0.6)],
 )
 def test_a_small_budget_holds_on_fast_and_on_slow_machines(
     monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float

@@ -24,6 +24,7 @@ def test_a_shape_has_the_bytes_of_the_published_file(size: str, published: str) 
     assert 0 < n_bytes - sizes.SHAPES[size].n_bytes < 10_000_000
 
 
+@pytest.mark.slow
 def test_a_written_model_loads_and_its_rows_are_finite(tmp_path: Path) -> None:
     """Prevents: NaN in a file of random weights, which makes passes slower; a vocabulary that llama.cpp refuses."""
     base = tmp_path / "base.gguf"

@@ -179,6 +179,7 @@ def test_a_template_that_takes_all_time_or_memory_is_an_error_and_the_next_one_w
     assert rendered("{{ messages[0].content }}", "hi") == "hi"
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_after_the_message_that_a_template_hangs_on(renderer, monkeypatch):
     """Jinja2 computed constants while it compiled, so that no message could be rendered."""
     template = "{% if messages[0].content == 'x' %}{{ 5 | round(-10 ** 9) }}{% endif %}ok"
@@ -187,6 +188,7 @@ def test_a_chat_goes_on_after_the_message_that_a_template_hangs_on(renderer, mon
     assert rendered(template, "so") == "ok"
 
 
+@pytest.mark.slow
 def test_time_is_up_by_the_clock(renderer, monkeypatch):
     """The limit counted steps, and slow steps took minutes."""
     start = time.monotonic()

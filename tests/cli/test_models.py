@@ -372,6 +372,7 @@ def test_a_real_sigint_ends_a_slow_download_with_130(tiny: HubServer) -> None:
     assert (child.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_the_library_of_the_hub_is_not_imported_for_a_cached_model(tiny: HubServer) -> None:
     """Prevents: 0.2 s at every start for a library that is not used."""
     from specllama.files.model import HubSource, Model

@@ -146,7 +146,7 @@ def fake_benches() -> dict[str, Bench]:
     }
 
 
-@pytest.mark.parametrize("ending", [slow("read"), "close", "collect"])
+@pytest.mark.parametrize("ending", [slow("read"), "close", slow("collect")])
 @pytest.mark.parametrize("shared", [slow(name) if "trees" in name else name for name in fake_benches()])
 def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str) -> None:
     """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""

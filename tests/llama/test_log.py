@@ -123,6 +123,7 @@ for ending in {ENDINGS!r}:
     assert run(program) == ""
 
 
+@pytest.mark.slow
 def test_a_failed_load_leaves_nothing_on_stderr(tmp_path: Path) -> None:
     """Prevents: llama.cpp's own error lines beside ours (FIELD_CASES 30)."""
     path = tiny.write_model(tmp_path / "m.gguf", extra={"llama.block_count": 3})

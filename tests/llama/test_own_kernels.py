@@ -100,7 +100,7 @@ def test_a_row_is_the_same_at_every_width_and_thread_count(quantized: Path) -> N
             assert np.array_equal(_rows(model, width, TOKENS[:n]), one[:n]), width
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", *map(slow, ("qwen2", "gemma3"))])
 def test_attention_is_the_same_at_every_width_in_a_long_context(tmp_path: Path, arch: str) -> None:
     """Prevents: llama.cpp's own attention, which splits a single row by threads from 512 positions on."""
     path, quantized = tmp_path / "f32.gguf", tmp_path / "q4_0.gguf"

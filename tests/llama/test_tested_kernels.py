@@ -207,6 +207,7 @@ def _other_abi(path: Path) -> None:
     subprocess.run([*build.compiler(), "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
     "make",
