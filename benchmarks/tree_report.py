@@ -186,13 +186,13 @@ def report(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """The table of `run`: ratios of tokens a second, answer by answer."""
+    """The table of `run`: ratios of tokens a second, answer by answer. "by costs": tokens per T(1) of all passes."""
     rows = [row["run"] for row in rows_of(args.file)]
     by_arm: dict[tuple[str, float], dict[tuple[str, int], dict[str, Any]]] = {}
     for row in rows:
         by_arm.setdefault((row["arm"], row["temperature"]), {})[row["prompt"], row["round"]] = row
-    print("| temperature | class | answers | arm | over plain (range) | over the chain (range) | t/s | nodes a step "
-          "| branched | outside the models | same text |\n|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print("| temperature | class | answers | arm | over plain (range) | over the chain (range) | t/s | by costs | nodes a step "
+          "| branched | outside the models | same text |\n|---|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for temperature in (0.0, 1.0):
         for group in (*SOURCES, "all"):
             for arm in ARMS:
@@ -210,7 +210,8 @@ def show(args: argparse.Namespace) -> None:
                 parts = [sum(row[name] for row in mine.values()) for name in ("n_nodes", "n_branched")]
                 loop = sum(row["loop_s"] for row in mine.values()) / sum(row["step_s"] for row in mine.values())
                 rate = sum(row["n_tokens"] for row in mine.values()) / sum(row["decode_s"] for row in mine.values())
-                print(f"| {temperature:g} | {group} | {len(mine)} | {arm} | {ratios[0]} | {ratios[1]} | {rate:.1f} "
+                calculated = sum(row["n_tokens"] for row in mine.values()) / sum(row["cost"] for row in mine.values())
+                print(f"| {temperature:g} | {group} | {len(mine)} | {arm} | {ratios[0]} | {ratios[1]} | {rate:.1f} | {calculated:.2f} "
                       f"| {parts[0] / n_steps:.1f} | {parts[1] / n_steps:.2f} | {loop:.1%} "
                       f"| {sum(same) if temperature == 0 else ''} |")  # fmt: skip
 
