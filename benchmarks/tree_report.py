@@ -40,6 +40,7 @@ MACHINES = (
     Machine("flat T as on a GPU (c = 0.1)", costs_of(FLAT, FLAT_READS, 0.1)),
 )
 BUDGETS = (4, 8, 16)
+Run: TypeAlias = tuple[str, int]  # prompt and round
 Cases: TypeAlias = Mapping[tuple[float, str], Sequence[Trace]]
 
 
@@ -185,35 +186,41 @@ def report(args: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
+def shown(mine: Mapping[Run, Mapping[str, Any]], others: Sequence[Mapping[Run, Mapping[str, Any]]]) -> list[str]:
+    """The figures of some runs of one arm; others: the same answers in the arms to compare with, plain first."""
+
+    def sum_of(name: str) -> float:
+        return sum(float(row[name]) for row in mine.values())
+
+    ratios = [[speed(row) / speed(other[key]) for key, row in mine.items() if key in other] for other in others]
+    plain, greedy = others[0], [key for key in mine if key in others[0] and mine[key]["temperature"] == 0.0]
+    same = sum(mine[key]["tokens"] == plain[key]["tokens"] for key in greedy)
+    return [
+        str(len(mine)),
+        *(f"{geometric_mean(each):.2f} ({min(each):.2f}-{max(each):.2f})" if each else "" for each in ratios),
+        f"{sum_of('n_tokens') / sum_of('decode_s'):.1f}",
+        f"{sum_of('n_tokens') / sum_of('cost'):.2f}",
+        f"{sum_of('n_nodes') / sum_of('n_steps'):.1f}",
+        f"{sum_of('n_branched') / sum_of('n_steps'):.2f}",
+        f"{sum_of('loop_s') / sum_of('step_s'):.1%}",
+        f"{same} of {len(greedy)}" if greedy else "",
+    ]
+
+
 def show(args: argparse.Namespace) -> None:
-    """The table of `run`: ratios of tokens a second, answer by answer. "by costs": tokens per T(1) of all passes."""
-    rows = [row["run"] for row in rows_of(args.file)]
-    by_arm: dict[tuple[str, float], dict[tuple[str, int], dict[str, Any]]] = {}
-    for row in rows:
-        by_arm.setdefault((row["arm"], row["temperature"]), {})[row["prompt"], row["round"]] = row
-    print("| temperature | class | answers | arm | over plain (range) | over the chain (range) | t/s | by costs | nodes a step "
-          "| branched | outside the models | same text |\n|---|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
-    for temperature in (0.0, 1.0):
+    """The table of `run`."""
+    by_arm: dict[tuple[str, float], dict[Run, dict[str, Any]]] = {}
+    for row in rows_of(args.file):
+        found = row["run"]
+        by_arm.setdefault((found["arm"], found["temperature"]), {})[found["prompt"], found["round"]] = found
+    columns = ("temperature", "class", "arm", "answers", "over plain (range)", "over the chain (range)", "t/s",
+               "tokens per T(1), by costs", "nodes a step", "branched", "outside the models", "same text")  # fmt: skip
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for (arm, temperature), kept in sorted(by_arm.items(), key=lambda each: (each[0][1], ARMS.index(each[0][0]))):
+        others = [by_arm.get((name, temperature), {}) for name in ("plain", "chain")]
         for group in (*SOURCES, "all"):
-            for arm in ARMS:
-                mine = {key: row for key, row in by_arm.get((arm, temperature), {}).items()
-                        if group in ("all", row["group"])}  # fmt: skip
-                against = []
-                for name in ("plain", "chain"):
-                    other = by_arm.get((name, temperature), {})
-                    against.append([speed(row) / speed(other[key]) for key, row in mine.items() if key in other])
-                if not all(against):
-                    continue
-                same = [row["tokens"] == by_arm["plain", temperature][key]["tokens"] for key, row in mine.items()]
-                ratios = [f"{geometric_mean(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in against]
-                n_steps = sum(row["n_steps"] for row in mine.values())
-                parts = [sum(row[name] for row in mine.values()) for name in ("n_nodes", "n_branched")]
-                loop = sum(row["loop_s"] for row in mine.values()) / sum(row["step_s"] for row in mine.values())
-                rate = sum(row["n_tokens"] for row in mine.values()) / sum(row["decode_s"] for row in mine.values())
-                calculated = sum(row["n_tokens"] for row in mine.values()) / sum(row["cost"] for row in mine.values())
-                print(f"| {temperature:g} | {group} | {len(mine)} | {arm} | {ratios[0]} | {ratios[1]} | {rate:.1f} | {calculated:.2f} "
-                      f"| {parts[0] / n_steps:.1f} | {parts[1] / n_steps:.2f} | {loop:.1%} "
-                      f"| {sum(same) if temperature == 0 else ''} |")  # fmt: skip
+            if mine := {key: row for key, row in kept.items() if group in ("all", row["group"])}:
+                print(f"| {temperature:g} | {group} | {arm} | " + " | ".join(shown(mine, others)) + " |")
 
 
 def speed(row: Mapping[str, Any]) -> float:
