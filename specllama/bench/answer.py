@@ -135,7 +135,15 @@ class Answerer:
             if self._job.synthetic is not None and not arm.plain:
                 choose = SyntheticChooser(choose, self._job.synthetic, seed)
             events, n_said, reported = list[Event](), 0, self._clock()
-            for event in engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel):
+            answer = engine.generate(
+                question.tokens,
+                params,
+                choose,
+                max_tokens=n_predict,
+                cancel=self._cancel,
+                constraint=loaded.constraint(),
+            )
+            for event in answer:
                 events.append(event)
                 n_said += isinstance(event, TokenEvent)
                 # Only between steps, and seldom: the listener's time must not count.

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from specllama.bench.plan import Wishes
 from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Machine
+from specllama.core.constraint import Constraint
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import DraftPolicy, LanguageModel
 from specllama.prompts.load import BenchPrompt
@@ -29,6 +30,7 @@ class Loaded:
     n_target_bytes: int  # weights
     n_draft_bytes: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    constraint: Callable[[], Constraint | None] = lambda: None  # of the next answer
 
 
 Open: TypeAlias = Callable[[int], AbstractContextManager[Loaded]]  # loads the models of plan.loads[i]

@@ -266,8 +266,8 @@ class _Bench:
     def _find_insights(self, plan: BenchPlan) -> Steps:
         """Acceptance by kind of token for every draft and temperature, as far as the budget allows."""
         loaded = self._loaded
-        if loaded is None or not loaded.drafts or self.job.synthetic is not None:
-            return
+        if loaded is None or not loaded.drafts or self.job.synthetic is not None or loaded.constraint() is not None:
+            return  # the insights are those of free text
         began = self._clock()
         most_s = min(self._budget(INSIGHT_SHARE, MOST_INSIGHT_S), self._left_s())
         # At least one answer must fit; both models read it at the speed of the prefill.

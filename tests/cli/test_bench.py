@@ -262,6 +262,17 @@ def test_two_drafts_are_compared(specllama: Run, args: list[str], byte_pair: Pai
     assert twin.alpha > 0.9
 
 
+def test_answers_in_a_format_are_measured_with_the_same_mask(specllama: Run, args: list[str]) -> None:
+    """Prevents: a plain row of free text beside drafts of text that is mostly forced."""
+    words = ["--regex", "(the ){30}", "--natural-stop", "--temp", "1", "-n", "200"]
+    report = measured(specllama, *args, *words)
+    assert report.settings["regex"] == "(the ){30}"
+    plain, *drafted = report.rows_of(ALL)
+    assert len({run.stats.n_emitted for run in report.runs}) == 1
+    assert plain.alpha is None
+    assert all(row.alpha == 1.0 for row in drafted)
+
+
 def test_synthetic_acceptance_is_marked_at_both_ends(specllama: Run, args: list[str]) -> None:
     """Prevents: figures of unverified text quoted as figures of answers."""
     out = specllama(*args, "--synthetic", "0.9", "--temp", "0").out
@@ -280,6 +291,9 @@ def test_synthetic_acceptance_is_marked_at_both_ends(specllama: Run, args: list[
         (["-p", "-1"], "--prompt-length is -1", 2),
         (["--synthetic", "2"], "--synthetic is 2, expected a number from 0 to 1", 2),
         (["--synthetic", "1", "--verify-rule", "match"], "--synthetic needs the token rule", 2),
+        (["--regex", "a+"], "--natural-stop", 2),
+        (["--regex", "a+", "--natural-stop", "--synthetic", "1"], "--synthetic", 2),
+        (["--regex", "(", "--natural-stop"], "--regex cannot be used", 2),
         (["--category", "songs"], "--category songs is not in ", 2),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl", None),
         (["-o", "report.txt"], "--output report.txt (expected", 2),

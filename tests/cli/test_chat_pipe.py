@@ -467,6 +467,8 @@ def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair
         ("/set spec-draft-n-max ", ["auto"]),
         ("/set spec-type lo", ["lookup"]),
         ("/set colors ", ["marks", "full", "off"]),
+        ("/set format re", ["regex"]),
+        ("/set format grammar no", ["notes.txt", "nothing/"]),
         ("/show te", ["template"]),
         ("/help un", ["undo", "unread"]),
         ("/read no", ["notes.txt", "nothing/"]),

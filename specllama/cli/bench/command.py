@@ -26,6 +26,7 @@ from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
 from specllama.bench.report import BenchPlan, BenchReport, BenchRun
 from specllama.bench.verdict import verdict
 from specllama.cli.args.grouping import with_options
+from specllama.cli.args.options import FormatOptions
 from specllama.cli.bench.models import Opener, prepare, wishes_of
 from specllama.cli.bench.options import (
     FORMATS,
@@ -63,6 +64,7 @@ def bench(
     runs: BenchRuns,
     drafting: BenchDrafting,
     sampling: BenchSampling,
+    formats: FormatOptions,
     hardware: BenchHardware,
     options: BenchOutput,
 ) -> None:
@@ -83,6 +85,11 @@ def bench(
             f"got unexpected extra argument ({models.files[0]})",
             hint="to compare reports: specllama bench compare A.json B.json",
         )
+    if formats.format is not None and (runs.synthetic is not None or not runs.natural_stop):
+        raise UsageError(
+            "answers in a format end by themselves, with tokens of the models (expected --natural-stop)",
+            hint="add --natural-stop, and omit --synthetic",
+        )
     drafting, sampling = _swept(drafting, sampling, runs)
     target = _target(options.output)
     if options.plots is not None:
@@ -93,6 +100,7 @@ def bench(
     settings: dict[str, object] = {}
     for group in (models, runs, drafting, sampling, hardware):
         settings |= asdict(group)
+    settings |= {name: each and each["text"] for name, each in asdict(formats).items()}
     settings["spec_draft_n_max"] = [each.to_json() for each in drafting.spec_draft_n_max]
     llama.set_log(None)
     job = BenchJob(
@@ -113,7 +121,9 @@ def bench(
     cancel = Cancel()
     with silent_keyboard(output.out) as restore, interruptible(cancel, restore):
         try:
-            report, failure = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
+            report, failure = _measure(
+                job, Opener(subject, hardware, wishes.loads, cancel, formats.format), cancel, options, output
+            )
         except Interrupted as stopped:
             output.note(str(stopped))
             raise

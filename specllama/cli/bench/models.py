@@ -14,6 +14,8 @@ from specllama.bench.job import Loaded
 from specllama.bench.plan import LENGTHS, Wishes
 from specllama.bench.report import Load
 from specllama.chat.conversation import Conversation, Message
+from specllama.chat.format import AnswerFormat
+from specllama.chat.format_masks import constraint_of
 from specllama.chat.settings import require_known
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
 from specllama.cli.loading import Said, hardware_of, names_of
@@ -214,6 +216,7 @@ class Opener:
     hardware: BenchHardware
     loads: Sequence[Load]
     cancel: Cancel
+    form: AnswerFormat | None = None
 
     def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
         options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
@@ -257,6 +260,7 @@ class Opener:
             n_target_bytes=target.n_bytes,
             n_draft_bytes=tuple(draft.n_bytes for draft in files),
             warnings=tuple(warning for model in (target, *files) for warning in model.warnings),
+            constraint=lambda: constraint_of(self.form, target.vocab),
         )
 
 

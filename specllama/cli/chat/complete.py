@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
+from specllama.chat.format import GRAMMAR, JSON_SCHEMA
 from specllama.chat.settings import OTHER_NAMES, SETTINGS
 from specllama.cli.chat.commands import BY_NAME, OWN_WORDS, SHOWN
 from specllama.cli.screen.look import LOOKS
@@ -26,6 +27,9 @@ def complete(line: str) -> Iterable[tuple[str, int, str]]:
         yield from list(_paths(rest)) or _paths(rest.rpartition(" ")[2])
         return
     words = rest.split(" ")
+    if command.takes == "set" and words[:-1][-2:] in (["format", JSON_SCHEMA], ["format", GRAMMAR]):
+        yield from _paths(words[-1])
+        return
     yield from ((offer, -len(words[-1]), meaning) for offer, meaning in _offers(command.takes, words))
 
 
