@@ -42,6 +42,8 @@ def untried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma3", {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False]}, "GGML_ASSERT("),
         ("llama", {"attention.head_count": 0}, ""),
         ("llama", {"rope.freq_base": "text"}, "rope.freq_base"),
+        ("jamba", {"ssm.inner_size": 48}, "GGML_ASSERT(2 * n_embd == d_inner"),
+        ("rwkv7", {"token_shift_count": 3}, "GGML_ASSERT(hparams.token_shift_count == 2"),
     ],
 )
 def test_a_file_that_ends_llama_cpp_or_does_not_load_is_an_error(
@@ -65,9 +67,10 @@ def test_a_tokenizer_that_aborts_is_an_error(tmp_path: Path) -> None:
         llama.load(path)
 
 
-def test_a_sound_file_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["llama", "mamba", "qwen35"])
+def test_a_sound_file_is_loaded(tmp_path: Path, arch: str) -> None:
     """Prevents: a trial that refuses every file."""
-    path = tiny.write_model(tmp_path / "m.gguf")
+    path = tiny.write_model(tmp_path / "m.gguf", arch=arch)
     llama.load_vocabulary(path).close()
     llama.load(path).close()
 
