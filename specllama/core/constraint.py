@@ -145,7 +145,8 @@ class ForcedFirst:
                 verdict=replace(seen.verdict, path=tuple(node - n for node in path[n:])),
                 features=None if seen.features is None else seen.features[n:],
                 logits=None if seen.logits is None else seen.logits[n:],
-                laws=None if seen.laws is None else _From(seen.laws, n),
+                # A row that gives no distribution ends the step within the forced tokens.
+                laws=None if seen.laws is None or len(path) < n else _From(seen.laws, n),
             )
         self._drafter.observe(seen)
         self._forced = ()

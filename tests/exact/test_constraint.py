@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from specllama.base.errors import AllForbidden
+from specllama.base.errors import AllForbidden, NumericsError
 from specllama.core.constraint import Allowed, among
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Rule
@@ -19,7 +19,7 @@ from specllama.drafters.length import DraftLength
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN, REPEAT, Pair, Rig, params_of, random_pair
 from tests.exact.reference import answer_law, token_law
-from tests.fakes import FakeModel, History
+from tests.fakes import FakeModel, History, replaced
 
 PROMPT = (0, 1, 1, 0, 1, 1, 0)  # repeats itself, so that lookups draft from the first step on
 END = 3
@@ -211,6 +211,17 @@ def test_a_dead_end_is_an_error() -> None:
             rig.answer(PROMPT, PLAIN, RandomChooser(0), 9)
         assert "format" in str(caught.value)
         assert len(rig.emitted) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_broken_row_within_forced_tokens_is_the_error_of_plain_decoding(strategy: str) -> None:
+    """A drafter that takes laws for its own which the step never reached."""
+    pair = replace(a_pair(4), target=replaced(a_pair(4).target, len(PROMPT) + 3, np.nan, token=2))
+    for auto in (False, True):
+        rig = rig_of(pair, closed, strategy, n_max=3, auto=auto)
+        with pytest.raises(NumericsError):
+            rig.answer(PROMPT, PLAIN, RandomChooser(0), 9)
+        assert rig.emitted == (1, 0, 2)
 
 
 def test_a_bias_against_the_only_allowed_token_is_an_error() -> None:
