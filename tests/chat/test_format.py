@@ -172,7 +172,7 @@ def test_end_tokens_are_allowed_exactly_where_the_text_may_end() -> None:
 
 
 def test_a_space_that_the_tokenizer_adds_is_not_forced() -> None:
-    """SentencePiece puts a space before every text; in the middle of an answer there is none."""
+    """SentencePiece puts a space before every text, but not in the middle of an answer."""
     constraint = FormatConstraint(schema(NAME), vocab := Bytes("name", space=True))
     assert vocab.text(list(constraint.forced())).startswith(b'{"name":')
 

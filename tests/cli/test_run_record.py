@@ -134,7 +134,7 @@ def test_rich_markup_in_an_answer_is_text(specllama: Run, byte_pair: Pair, monke
     ("strategy", "has_both"), [("draft-simple", False), ("lookup", False), ("chain", True), ("tree", True)]
 )
 def test_drafts_are_counted_by_their_source(specllama: Run, pair: Pair, strategy: str, has_both: bool) -> None:
-    """Prevents: a chain of which one cannot say whether lookups or the model are worth their time."""
+    """Prevents: a chain that does not say whether lookups or the model are worth their time."""
     args = ["run", *pair.options, "--raw", "abcabcabcabc", "-n", "60", "--temp", "0", *ENDLESS, "--jsonl"]
     events = events_of(specllama(*args, "--spec-type", strategy, "--spec-draft-n-max", "5"))
     steps = [event for event in events if event["event"] == "step"]

@@ -148,7 +148,7 @@ def step(drafted: int, parents: tuple[int, ...] | None, path: tuple[int, ...] | 
 
 
 def test_the_strip_draws_depth_width_and_path_of_a_tree() -> None:
-    """Prevents: a tree of which one sees only a number."""
+    """Prevents: a tree that shows only a number."""
     assert tree(step(7, (-1, 0, 1, 0, -1, -1, 4), (0, 1, 2), 3), "○●") == "●○○ ●○○ ●"
     assert tree(step(3, (-1, -1, 1), (), 0), "o*") == "oo o"
     assert tree(step(3, None, None, 2), "o*") == "* * o"

@@ -108,7 +108,7 @@ def test_every_pattern_of_rejections_leaves_the_state_of_a_fresh_prefill(path: P
 def test_a_long_block_goes_back_beyond_the_kept_states(
     folder: Path, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prevents: a large state of which only a few are kept, and a block that loses more tokens than that."""
+    """Prevents: large states that are kept only a few at a time, and a block that loses more tokens than that."""
     path = tiny.write_model(folder / f"{arch}.gguf", arch=arch, n_vocab=40)
     monkeypatch.setattr("specllama.llama.header._MOST_KEPT_BYTES", 2 * state_bytes(read_header(path)))
     with tiny.load(path) as model:
