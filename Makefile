@@ -39,12 +39,12 @@ run:
 
 test: lint
 	@$(BIN)/specllama models pull $(MODELS)
-	@$(BIN)/pytest -n auto -m "not model"
+	@$(BIN)/pytest -n auto --dist worksteal -m "not model"
 	@SPECLLAMA_REQUIRE_MODELS=1 $(BIN)/pytest -n auto --dist worksteal tests/real
 
 quick:
 	$(SETUP) --dev
-	@$(BIN)/pytest -n auto -m "not model and not slow"
+	@$(BIN)/pytest -n auto --dist worksteal -m "not model and not slow"
 
 lint:
 	$(SETUP) --dev
