@@ -254,11 +254,13 @@ class Group(_Paged, TyperGroup):
 
 
 def adopt(app: typer.Typer) -> None:
-    """Give the commands of `app` the classes of this module."""
+    """Give the commands of `app` the classes of this module, and the names of --help wherever they are first shown."""
     app.rich_markup_mode = None
     app.info.cls = Group
+    app.info.context_settings = {**CONTEXT, **(app.info.context_settings or {})}
     for info in app.registered_commands:
         info.cls = CommandWithHelp
+        info.context_settings = {**CONTEXT, **(info.context_settings or {})}
     for group in app.registered_groups:
         if group.typer_instance is not None:
             adopt(group.typer_instance)

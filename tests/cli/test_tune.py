@@ -298,8 +298,8 @@ def test_explicit_options_switch_the_profile_off(
     keep(PROFILE)
     record = record_of(specllama("run", *pair.options, *ASK, *args, "--json"))
     settings = record["settings"]
-    assert (settings["spec_type"], settings["draft_n_max"]) == (strategy, n_max)
-    assert (settings["draft_n_max_auto"], record["profile"]) == (False, None)
+    assert (settings["spec_type"], settings["spec_draft_n_max"]) == (strategy, n_max)
+    assert record["profile"] is None
 
 
 def test_without_a_profile_only_lookups_draft_and_text_output_has_a_hint(specllama: Run, pair: Pair) -> None:
@@ -311,7 +311,7 @@ def test_without_a_profile_only_lookups_draft_and_text_output_has_a_hint(speclla
     for quiet in (["-q"], ["--json"], ["--jsonl"], ["--draft-max", "4"], ["--spec-type", "none"]):
         assert HINT not in specllama(*args, *quiet).err
     settings = record_of(specllama(*args, "--json"))["settings"]
-    assert (settings["draft_n_max_auto"], settings["spec_type"]) == (True, "lookup")
+    assert (settings["spec_draft_n_max"], settings["spec_type"]) == ("auto", "lookup")
 
 
 def test_a_stale_profile_is_named_and_not_used(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

@@ -14,6 +14,7 @@ from specllama.chat.settings import SETTINGS, Settings, changed, from_json, to_j
 from specllama.cli.args.grouping import with_options
 from specllama.cli.args.options import (
     DraftOptions,
+    FormatOptions,
     HardwareOptions,
     ModelOptions,
     OutputOptions,
@@ -39,6 +40,7 @@ def parse() -> Callable[..., Groups]:
         models: ModelOptions,
         drafting: DraftOptions,
         sampling: SamplingOptions,
+        formats: FormatOptions,
         hardware: HardwareOptions,
         output: OutputOptions,
     ) -> None:
@@ -171,9 +173,8 @@ def test_options_chat_and_files_take_and_refuse_the_same_values(parse: Callable[
     """`--stop "\\n"` was a newline and `/set stop \\n` was not; a file had what could never be saved again."""
     option, good, bad = DOORS[name]
     groups = parse(f"{option}={good}", "hi")
-    optioned = chat_settings(
-        groups["sampling"], ask_of(groups["models"], groups["drafting"], groups["hardware"]).drafting
-    )
+    drafting = ask_of(groups["models"], groups["drafting"], groups["hardware"]).drafting
+    optioned = chat_settings(groups["sampling"], groups["formats"], drafting)
     typed = changed(Settings(), name, good)
     field = SETTINGS[name].get
     if name != "spec-draft-n-max":  # the models are loaded for it
