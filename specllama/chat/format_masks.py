@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,7 @@ class FormatVocabulary(Protocol):
 
     @property
     def end_tokens(self) -> frozenset[int]: ...
+    def piece(self, token: int) -> bytes: ...
     def pieces(self) -> list[bytes]: ...
     def tokenize(self, text: str, *, special: bool) -> list[int]: ...
 
@@ -111,7 +113,9 @@ class FormatConstraint:
         if not vocab.end_tokens:
             raise UsageError("the target has no end token, so an answer in a format could not end")
         self._vocab, self._ends = vocab, vocab.end_tokens
-        self._matcher = LLMatcher(_tokenizer(vocab), form.rules, log_level=0, limits=limits())
+        self._new = partial(LLMatcher, _tokenizer(vocab), form.rules, log_level=0, limits=limits())
+        self._matcher = self._new()
+        self._settled: list[int] = []  # committed tokens that the matcher has read
         self._read: list[int] = []  # tokens that the matcher has read, without those that cannot change any more
         self._line: list[int] = []  # committed tokens, from the same one on
         self._states: dict[tuple[int, ...], _State] = {}  # by path
@@ -131,6 +135,7 @@ class FormatConstraint:
         self._states = {(): here}
         self._line.extend(tokens)
         n_sure = common_prefix(self._read, self._line)
+        self._settled += self._read[:n_sure]
         del self._read[:n_sure], self._line[:n_sure]
 
     def _after(self, path: tuple[int, ...]) -> _State:
@@ -157,16 +162,30 @@ class FormatConstraint:
         try:
             if not self._go(path):
                 return _NOTHING
-            forced = tuple(self._matcher.compute_ff_tokens())
-            state = _State(Allowed(np.array(forced[:1])), forced) if forced else _State(self._mask())
+            state = self._here()
             if self._matcher.is_error():
+                reason, found = self._matcher.stop_reason(), self._matcher.get_error()
+                self._restart()
+                if "NoExtension" in (reason + found):  # no token of the vocabulary goes on
+                    return _NOTHING
                 raise UsageError(
-                    f"the format takes too much work here: {self._matcher.get_error().splitlines()[0][:200]}",
+                    f"the format takes too much work here: {found.splitlines()[0][:200]}",
                     hint="simplify it: fewer alternatives, and no long chains of optional parts",
                 )
             return state
         finally:
             self.mask_s += perf_counter() - started
+
+    def _here(self) -> _State:
+        """The state where the matcher is."""
+        text, tokens = self._matcher.compute_ff_bytes(), tuple(self._matcher.compute_ff_tokens())
+        if tokens and text.startswith(b"".join(map(self._vocab.piece, tokens))):
+            return _State(Allowed(np.array(tokens[:1])), tokens)
+        mask = self._mask()
+        if tokens and not mask.all_but:  # the tokenizer loses a part of the text, which llguidance does not notice
+            fitting = [token for token in mask.ids.tolist() if text.startswith(self._vocab.piece(token) or b"\0")]
+            mask = Allowed(np.array(fitting, dtype=np.int64))
+        return _State(mask)
 
     def _go(self, path: Sequence[int]) -> bool:
         """Move the matcher behind a path; False if the path does not fit."""
@@ -177,6 +196,12 @@ class FormatConstraint:
         n_read = self._matcher.try_consume_tokens(wanted[n_same:])
         self._read += wanted[n_same : n_same + n_read]
         return n_same + n_read == len(wanted)
+
+    def _restart(self) -> None:
+        """After an error, which a matcher does not leave."""
+        self._matcher = self._new()
+        self._line = [*self._settled, *self._line]
+        self._settled, self._read = [], []
 
     def _mask(self) -> Allowed:
         self.n_masks += 1

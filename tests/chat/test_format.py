@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,23 @@ class Bytes:
         self._pieces += [b""] * (N_MOST - len(self._pieces))
         self.size = len(self._pieces)
         self.end_tokens = frozenset({self.size - 2, self.size - 1})
+        self._unknown = b""  # bytes that no token has
         self._space = space  # put one before every text
+
+    def lose(self, values: Iterable[int]) -> None:
+        self._unknown = bytes(values)
+        for byte in self._unknown:
+            self._pieces[byte] = b""
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
 
     def pieces(self) -> list[bytes]:
         return self._pieces
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         data, tokens = (" " * self._space + text).encode(), list[int]()
-        while data:
+        while data := data.lstrip(self._unknown):
             token = max(
                 (i for i, piece in enumerate(self._pieces) if piece and data.startswith(piece)),
                 key=lambda i: len(self._pieces[i]),
@@ -169,6 +178,19 @@ def test_end_tokens_are_allowed_exactly_where_the_text_may_end() -> None:
     seen.append(ids(constraint.allowed(())))
     assert seen == [[97], [98], [98, *ends], ends]
     assert ids(constraint.allowed(ends[:1])) == []
+
+
+def test_a_dead_end_of_one_path_leaves_the_others() -> None:
+    """llguidance's matcher stays in its error when no token goes on, also after a rollback."""
+    vocab = Bytes("ab")
+    vocab.lose(range(128, 256))
+    constraint = FormatConstraint(format_of("regex", "x(abc|cé|d)y"), vocab)
+    constraint.advance(list(b"x"))
+    assert bytes(ids(constraint.allowed(()))[:3]) == b"acd"
+    assert ids(constraint.allowed(list(b"c"))) == []
+    assert bytes(ids(constraint.allowed(list(b"d")))) == b"y"
+    constraint.advance(list(b"d"))
+    assert bytes(ids(constraint.allowed(()))) == b"y"
 
 
 def test_a_space_that_the_tokenizer_adds_is_not_forced() -> None:
