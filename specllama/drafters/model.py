@@ -171,8 +171,9 @@ class ModelReader:
         try:
             return law(row, history, params, ids)
         except AllForbidden:
-            self._barred = True  # a bias is the same at every step
-            self._say(FORBIDDEN)
+            if self._allowed is None:  # a mask changes from step to step, a bias does not
+                self._barred = True
+                self._say(FORBIDDEN)
         except NumericsError:
             self._say(BROKEN)
         return None
@@ -217,12 +218,14 @@ class ModelReader:
         return plan
 
     def _probe(self, learn: Learn, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
-        """Evaluate the end of `tokens` without the pending one, and learn what would have been accepted.
+        """Evaluate the end of the committed text without its last token, and learn what would have been accepted.
 
+        `tokens`: the committed text, then tokens that a format forces, on which no draft is judged.
         With y drawn from p, the mean of min(1, q(y)/p(y)) is the acceptance of a draft, sum of min(p, q). A model that
         lags by more than `n_most` tokens reads only the last `n_most`, as if they followed what it holds: an estimate
         of bounded cost. `rewind` drops them afterwards, like everything that is not committed.
         """
+        tokens = tokens[: self._n_text]
         n_held = self.model.length
         behind = tokens[max(n_held, len(tokens) - 1 - n_most) : -1]
         n_rows = min(len(behind) - max(0, PROBE_CONTEXT - n_held), len(self._said), self.model.caps.max_block)

@@ -11,11 +11,13 @@ import pytest
 
 from specllama.base.errors import AllForbidden, NumericsError
 from specllama.core.constraint import Allowed, among
+from specllama.core.events import Notice
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
+from specllama.drafters.tree_controller import TreeController
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN, REPEAT, Pair, Rig, params_of, random_pair
 from tests.exact.reference import answer_law, token_law
@@ -81,6 +83,7 @@ class FakeConstraint:
             self.said = (*self.said, token)
 
 
+DEAR = CostProfile(verify=((1, 1.0), (2, 1.9), (8, 8.2)), draft=((1, 0.9), (8, 7.0)))
 COSTS = CostProfile(verify=((1, 1.0), (2, 1.05), (8, 1.2)), draft=((1, 0.02), (8, 0.03)))
 STRATEGIES = [name for name in REGISTRY if name not in ("draft-tli", "none")]
 SETTINGS = {
@@ -222,6 +225,45 @@ def test_a_broken_row_within_forced_tokens_is_the_error_of_plain_decoding(strate
         with pytest.raises(NumericsError):
             rig.answer(PROMPT, PLAIN, RandomChooser(0), 9)
         assert rig.emitted == (1, 0, 2)
+
+
+@pytest.mark.parametrize("strategy", ["draft-simple", "tree"])
+def test_a_probe_after_forced_tokens_judges_the_text_before_them(strategy: str) -> None:
+    """Laws laid over later tokens: a draft that says what its target says would count as bad."""
+    table = a_pair(0).target
+    last_only = replace(a_pair(0), target=lambda history: table(history[-1:]), n_ctx=400)  # a probe may skip text
+    policy = (Controller if strategy == "draft-simple" else TreeController)(DEAR)
+    learned: list[float] = []
+    policy.learn = lambda confidence, acceptance: learned.append(acceptance)  # type: ignore[method-assign]
+    draft = FakeModel(last_only.target, 4, 400, last_only.end_tokens)
+    drafter = REGISTRY[strategy].make(
+        draft, DraftSettings(length=DraftLength(4), vocab_size=4, policy=policy, n_leaves=4)
+    )
+
+    def forces_two(said: History) -> tuple[int, ...]:
+        return ((0, 1, 2), (0, 1, 2), (1,), (2,))[len(said) % 4]
+
+    rig = Rig(last_only.rig().target, draft, drafter, constraint=lambda: FakeConstraint(forces_two))
+    rig.answer(PROMPT, PLAIN, RandomChooser(0), 300)
+    assert learned
+    assert learned == pytest.approx([1.0] * len(learned))
+
+
+@pytest.mark.parametrize("strategy", ["draft-simple", "chain", "tree"])
+def test_a_mask_and_a_bias_that_forbid_the_drafts_tokens_do_so_in_one_place(strategy: str) -> None:
+    """A whole answer without drafts, and a false notice, because of one place where the draft has no token."""
+    pair = replace(a_pair(1), end_tokens=frozenset())
+    draft = FakeModel(pair.target, 4)
+    drafter = REGISTRY[strategy].make(draft, DraftSettings(length=DraftLength(2), vocab_size=3, n_leaves=4))
+
+    def grammar(said: History) -> tuple[int, ...]:
+        return (0, 3) if len(said) == 1 else (0, 1, 2)  # 0 is biased away, the draft does not say 3
+
+    rig = Rig(pair.rig().target, draft, drafter, constraint=lambda: FakeConstraint(grammar))
+    rig.answer((1, 1, 2), params_of(logit_bias={0: -np.inf}), RandomChooser(0), 12)
+    assert rig.emitted[1] == 3
+    assert not [event for event in rig.events if isinstance(event, Notice)]
+    assert any(step.drafted for step in rig.steps[2:])
 
 
 def test_a_bias_against_the_only_allowed_token_is_an_error() -> None:
