@@ -11,10 +11,12 @@ import numpy as np
 from specllama import __version__
 from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
+from specllama.cli.tuned import unused_draft
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
 from specllama.llama import BuildInfo, LlamaModel, build_info
 from specllama.llama.kernel_path import KernelPath
+from specllama.pairs.ask import Names
 from specllama.pairs.setup import File, Models, Setup
 
 SCHEMA = {
@@ -144,7 +146,9 @@ class Record:
         }
 
 
-def begin(settings: Settings, setup: Setup, models: Models, *, schema: Mapping[str, object] = SCHEMA) -> Record:
+def begin(
+    settings: Settings, setup: Setup, models: Models, names: Names, *, schema: Mapping[str, object] = SCHEMA
+) -> Record:
     """The record of an answer that is about to start."""
     draft = models.loaded_draft
     assert (setup.draft is None) == (draft is None)
@@ -158,5 +162,6 @@ def begin(settings: Settings, setup: Setup, models: Models, *, schema: Mapping[s
                 "target": describe_model(setup.target, models.target),
                 "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,
             },
-        }
+        },
+        notices=list(filter(None, [unused_draft(setup, names)])),
     )

@@ -48,7 +48,7 @@ from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, Stopper
 from specllama.files.catalog import load_catalog
 from specllama.pairs import setup as pair_setup
-from specllama.pairs.ask import Drafting
+from specllama.pairs.ask import Ask
 from specllama.pairs.find_drafts import look_at
 from specllama.pairs.learning import Lesson
 from specllama.pairs.setup import Choice, Setup
@@ -95,10 +95,10 @@ def run(
         read = rendered(parts, vocab, setup.target.template, out)
         require_room(read.tokens, setup, sampling.predict)
     pair_setup.require_fit(setup, listener)
-    say_profile(setup, out)
+    say_profile(setup, ask.names, out)
     reason = _answer(
         read,
-        ask.drafting,
+        ask,
         sampling,
         formats.format,
         setup,
@@ -160,7 +160,7 @@ def _wants_live(asked: bool | None, out: Output) -> bool:
 
 def _answer(
     prompt: RenderedPrompt,
-    drafting: Drafting,
+    ask: Ask,
     sampling: SamplingOptions,
     form: AnswerFormat | None,
     setup: Setup,
@@ -174,7 +174,7 @@ def _answer(
 
     `log`: what to keep beside the answer; None keeps nothing.
     """
-    tokens, starts_thinking = prompt.tokens, prompt.text.rstrip().endswith(THINK)
+    drafting, tokens, starts_thinking = ask.drafting, prompt.tokens, prompt.text.rstrip().endswith(THINK)
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
     seed_mode = SeedMode(sampling.seed_mode)
@@ -184,7 +184,7 @@ def _answer(
         stack.enter_context(interruptible(cancel, restore))
         models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         models.watch(cancel)
-        setup = measured(setup, models, out, hurried=True)
+        setup = measured(setup, models, out, ask.names, hurried=True)
         draft_settings = setup.settings(drafting, greedy=params.greedy)
         settings = Settings(
             params=params,
@@ -199,7 +199,7 @@ def _answer(
         )
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
-        record = begin(settings, setup, models)
+        record = begin(settings, setup, models, ask.names)
         piece = models.target.vocab.piece
         stopper: Stopper | None = StopWatch(stops, piece) if stops else None
         if extract:

@@ -47,11 +47,13 @@ def _break_even(costs: CostProfile) -> str:
     )
 
 
-def measured(setup: Setup, models: Models, output: Output, *, hurried: bool = False) -> Setup:
+def measured(
+    setup: Setup, models: Models, output: Output, names: Names | None = None, *, hurried: bool = False
+) -> Setup:
     """`setup` with a profile, if it has to be made; shows that. `hurried`: an answer waits."""
     work = FirstUse(setup, models, hurried=hurried)
     measure(work, output)
-    say_measured(work, output)
+    say_measured(work, output, names)
     return work.finish()
 
 
@@ -62,17 +64,32 @@ def measure(work: FirstUse, output: Output) -> None:
             status.show("measuring this pair, once", share)
 
 
-def say_measured(work: FirstUse, output: Output) -> None:
+def say_measured(work: FirstUse, output: Output, names: Names | None = None) -> None:
     """One line about a pair that was just measured."""
-    if work.setup.profile is not None and work.noise is not None and output.format == "human":
+    if work.setup.profile is None or work.noise is None:
+        return
+    if output.format == "human":
         output.note(f"{work.setup.profile.origin}: {expectation(work.setup.profile)}")
         if work.noise > AGREE - 1.0:
             output.detail(f"the machine was busy: the same pass varied by {100 * work.noise:.0f} %")
+    elif names is not None:
+        say_profile(work.setup, names, output)
 
 
-def say_profile(setup: Setup, output: Output) -> None:
-    """One line before an answer in text form about a tuned pair."""
-    if output.format == "human" and setup.profile is not None and setup.profile.source != "use":
+def unused_draft(setup: Setup, names: Names) -> str:
+    """Why a draft that `names` holds is not loaded; empty if it is, and without a name."""
+    is_named = names.pair or names.draft or names.draft_repo
+    if not is_named or setup.profile is None or setup.draft is not None or setup.subject.draft is None:
+        return ""
+    return f"{setup.profile.origin}: {expectation(setup.profile)}"
+
+
+def say_profile(setup: Setup, names: Names, output: Output) -> None:
+    """One line before an answer about a draft that is not used, or, in text form, about a tuned pair."""
+    if unused := unused_draft(setup, names):
+        if output.format != "json":  # it is among the notices
+            output.note(unused)
+    elif output.format == "human" and setup.profile is not None and setup.profile.source != "use":
         draft = None if setup.draft is None else setup.draft.path
         derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
         output.note(f"{setup.profile.origin}: {expectation(setup.profile)}{derived}")

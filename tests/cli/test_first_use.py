@@ -120,6 +120,27 @@ def test_a_draft_that_cannot_pay_is_freed_and_next_time_not_loaded(
         assert (record["models"]["draft"], record["settings"]["spec_type"]) == (None, "lookup")
 
 
+@pytest.mark.parametrize("command", ["run", "run --jsonl", "chat", "chat --jsonl"])
+def test_a_named_draft_that_is_not_loaded_is_told_every_time(
+    specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Prevents: answers without the draft that was named, and no word about it after the first time."""
+    monkeypatch.setattr(PROFILE.costs.__class__, "draft_cost", lambda _self, n=1: 9.0 * n)
+    words, is_chat = command.split(), command.startswith("chat")
+    args = [words[0], *talker.options, "-n", "2", *words[1:], *([] if is_chat else ["hello"])]
+    line = (json.dumps({"message": "hello"}) if "--jsonl" in words else "hello").encode() + b"\n"
+    for _ in range(2):
+        result = specllama(*args, stdin=line if is_chat else b"")
+        told = [each for each in result.err.splitlines() if each.startswith("measured 20")]
+        assert len(told) == 1
+        if "--jsonl" in words:
+            assert [event["notices"] for event in events_of(result) if "notices" in event] == [told]
+    assert specllama(*args, "-q", stdin=line if is_chat else b"").err == ""
+    if command == "run":
+        silent = specllama(*args, "--json")
+        assert (silent.err, record_of(silent)["notices"]) == ("", told)
+
+
 def test_a_chat_over_a_pipe_measures_before_its_first_answer(specllama: Run, talker: Pair) -> None:
     """Prevents: a script's chat that never gets its drafts."""
     lines = "".join(json.dumps({"message": text}) + "\n" for text in ("hello", "and then"))

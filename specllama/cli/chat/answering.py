@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from types import FrameType
@@ -32,7 +32,7 @@ from specllama.cli.screen.render import Figures
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.view import EventView, View, say_summary
 from specllama.cli.screen.worker import Worker
-from specllama.cli.tuned import measure, say_measured
+from specllama.cli.tuned import measure, say_measured, say_profile
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY, TREE
@@ -261,7 +261,7 @@ class ChatState:
         else:
             self.opened = replace(opened, setup=replace(before, measured=new.profile))
         if before.profile is None:
-            say_measured(work, self.output)
+            say_measured(work, self.output, opened.ask.names)
 
     def _adopt(self, setup: Setup) -> None:
         """Draft as `setup` says, with the loaded models."""
@@ -290,7 +290,7 @@ class ChatState:
         answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
         drafts = session.settings.drafter != "none"
         figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, look=self.look)
-        record = Record(self.header())
+        record = self._record()
         self._tell_profile()
         settings = session.settings
         greedy, seeded = settings.params.greedy, settings.seeded or settings.format is not None
@@ -347,7 +347,7 @@ class ChatState:
     def start_record(self) -> None:
         """Write the header of all answers."""
         self._decides = self.opened.setup.profile
-        self.output.data({"event": "start", **self.header()})
+        self.output.data({"event": "start", **self._record().header})
 
     def _tell_profile(self) -> None:
         """Name the profile in the record again, if what decides in it has changed since."""
@@ -357,9 +357,10 @@ class ChatState:
             told = {"source": None} if self._decides is None else self._decides.to_json()
             self.output.data({"event": "profile", **told})
 
-    def header(self) -> Mapping[str, object]:
-        """The beginning of every answer's record."""
-        return begin(self.session.settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
+    def _record(self) -> Record:
+        """The beginning of an answer's record."""
+        opened = self.opened
+        return begin(self.session.settings, opened.setup, opened.models, opened.ask.names, schema=CHAT_SCHEMA)
 
     def change_setting(self, name: str, value: str) -> None:
         """Change a setting from the next answer on. Raises UsageError, and as `open_models` if that is needed."""
@@ -414,6 +415,8 @@ class ChatState:
         ask = replace(before, names=Names(pair=name, offline=before.names.offline))
         choose(ask, Said(self.output))  # a wrong name fails before the models are freed
         self._reopen(ask)
+        if self.first_use.noise is None:  # else it was said
+            say_profile(self.opened.setup, ask.names, self.output)
 
     def _reopen(self, ask: Ask) -> None:
         """Load the models of `ask`; if that fails, load the old ones again and raise."""

@@ -113,7 +113,7 @@ def chat(
         except Interrupted:
             raise typer.Exit(INTERRUPTED) from None
         settings = fitted(settings, opened)
-        say_profile(opened.setup, out)
+        say_profile(opened.setup, ask.names, out)
         if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
         talk = ChatState(out, opened, settings, system, cancel, keyboard, template, look=look(), shelf=shelf)
