@@ -362,12 +362,18 @@ def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Any]) -> str
                 inner[name] = table
             plain[name] = table
         result = tomlkit.dumps(document)
-        is_right = bool(tomllib.loads(result) == expected)
+        is_right = _full(tomllib.loads(result)) == _full(expected)
     except (TOMLKitError, ValueError, RecursionError):
         is_right = False
     if not is_right:
         raise ConfigError(f"{path} cannot be edited", hint="give each table its own [header]")
     return result
+
+
+def _full(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table without empty ones: tomlkit drops a table without a header once its last one is removed."""
+    inner = ((key, _full(value) if isinstance(value, Mapping) else value) for key, value in table.items())
+    return {key: value for key, value in inner if value != {}}
 
 
 def _set_table(outer: Any, name: str, values: Mapping[str, Any]) -> None:

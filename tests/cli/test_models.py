@@ -306,6 +306,18 @@ def test_removing_a_pair_of_own_files_removes_its_entry(specllama: Run, tmp_path
     assert all(file.exists() for file in files)
 
 
+def test_the_only_pair_of_a_file_can_be_removed(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: 'cannot be edited' for the last pair, whose table goes with it."""
+    user_file().unlink()
+    files = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    assert specllama("models", "add", "a", "--target", str(files[0]), "--draft", str(files[1])).code == 0
+    assert specllama("models", "remove", "a", "--yes").code == 0
+    assert user_file().read_text().strip() == ""
+    assert "a" not in load_catalog().pairs
+
+
 def test_no_hint_fetches_a_file_that_only_this_machine_has(specllama: Run, tmp_path: Path) -> None:
     """Prevents: `models pull` or the network as the hint for a user's own file."""
     halves = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]
