@@ -78,7 +78,7 @@ PAGES = {
     "bench": Page(
         (
             "specllama bench --budget 3m",
-            "specllama bench -m target.gguf -md draft.gguf -o report",
+            "specllama bench -m target.gguf -md draft.gguf -o report.md",
             "specllama bench compare before.json after.json",
         ),
         (*_PAIR, "--budget", "--output"),

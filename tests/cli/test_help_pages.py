@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from specllama.cli.app import app
+from specllama.cli.bench.options import FORMATS
 from specllama.cli.pages import PAGES
 from tests.cli.conftest import Run
 from tests.test_docs import parse
@@ -49,6 +51,13 @@ def test_help_begins_with_examples_and_fits_a_screen(
         words = shlex.split(example.rpartition(" | ")[2])
         assert words[: len(name.split()) + 1] == ["specllama", *name.split()] or not name
         parse(words[1:])
+
+
+@pytest.mark.parametrize("example", [each for each in PAGES["bench"].examples if " -o " in each])
+def test_the_report_of_an_example_has_a_form(example: str) -> None:
+    """Prevents: an example whose file name is refused."""
+    words = shlex.split(example)
+    assert Path(words[words.index("-o") + 1]).suffix.removeprefix(".") in FORMATS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -184,7 +184,7 @@ class BenchOutput:
     ] = "md"
     output: Annotated[
         str | None,
-        Option("-o --output FILE", "Also write the full report to FILE.md, FILE.csv, FILE.json or FILE.jsonl."),
+        Option("-o --output FILE", "Also write the full report to FILE, named *.md, *.csv, *.json or *.jsonl."),
     ] = None
     plots: Annotated[
         str | None, Option("--plots DIR", "Write plots to this folder, as PNG and SVG; needs matplotlib.")
