@@ -55,8 +55,9 @@ class KeptPrefix:
     def rewind(self, tokens: Sequence[int], line: object = None) -> int:
         """Cut the KV to the longest prefix of `tokens[:-1]` that it need not compute again; returns its length.
 
-        `line` marks a text that only grows. The tokens kept by the last call with the same mark are not compared again:
-        over a long context the comparison takes longer than the sampling of a step.
+        `line` marks a text that only grows; a call without the mark of the last one begins an answer. The tokens kept
+        by the last call with the same mark are not compared again: over a long context the comparison takes longer than
+        the sampling of a step.
         """
         # Another length means another user: then the contents are unknown.
         if self._model.length != len(self._tokens) + len(self._tree):
@@ -73,6 +74,8 @@ class KeptPrefix:
             self._cut(n_kept)
         self._tokens[n_kept:] = (self._tree[node][0] for node in path)
         self._tree.clear()
+        if self._resuming is not None and (line is None or line is not self._line):
+            self._resuming.expect_return(tokens[len(self._tokens) : -1])
         self._line, self._n_same = line, len(self._tokens)
         return len(self._tokens)
 

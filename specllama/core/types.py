@@ -307,6 +307,9 @@ class Resuming(Protocol):
     def resume_at(self, length: int) -> int:
         """The most tokens, up to `length`, to which `truncate` leads without computing many of them again."""
 
+    def expect_return(self, tokens: Sequence[int]) -> None:
+        """An answer begins after the held tokens and `tokens`; keep the way back to there short, for another answer."""
+
 
 def resume_at(model: LanguageModel, length: int) -> int:
     """`Resuming.resume_at` of any model: by default all of them."""

@@ -7,6 +7,7 @@ in its own spelling, see `token_map`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -17,7 +18,7 @@ import numpy as np
 from specllama.base.errors import ContextFull, UnsupportedModel
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.optional import clock_of
-from specllama.core.types import Cancel, Growing, LoadedModel, require_chain
+from specllama.core.types import Cancel, Growing, LoadedModel, Resuming, require_chain
 from specllama.drafters.token_map import NO_TOKEN
 
 
@@ -53,6 +54,7 @@ class TranslatedModel:
             raise ValueError(f"a map of ids must lead to different ids from 0 to {vocab_size - 1}")
         self.model = model
         self._growing = model if isinstance(model, Growing) else None
+        self._resuming = model if isinstance(model, Resuming) else None
         self._busy_s = clock_of((model,))
         self._spell = spell
         self.vocab_size = vocab_size
@@ -199,6 +201,18 @@ class TranslatedModel:
         self.model.truncate(self._end(length))
         del self._ends[length:]
         self._in_tree = False
+
+    def resume_at(self, length: int) -> int:
+        """See `types.Resuming`; the draft must get back to a whole spelling."""
+        if self._resuming is not None:
+            while (at := self._resuming.resume_at(self._end(length))) < self._end(length):
+                length = bisect_right(self._ends, at, hi=length)
+        return length
+
+    def expect_return(self, tokens: Sequence[int]) -> None:
+        """See `types.Resuming`."""
+        if self._resuming is not None:
+            self._resuming.expect_return([cell for cells in self._spelled(tokens) for cell in cells])
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         if not self._in_tree:

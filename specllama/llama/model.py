@@ -286,10 +286,11 @@ class LlamaModel:
             self._require_leaves(growth.n_lines)
         else:
             require_chain(parents)
-        while (held := self._text[self._n_decoded :]) and (
-            len(held) + n_rows > self._n_batch or self._rollback.splits(len(held))
-        ):
-            self._decode(held[: self._n_batch], 0)
+        while held := self._text[self._n_decoded :]:
+            n_first = self._rollback.n_first(self._n_decoded, len(held))
+            if not n_first and len(held) + n_rows <= self._n_batch:
+                break
+            self._decode(held[: min(n_first or len(held), self._n_batch)], 0)
         self._decode([*held, *tokens], n_rows, growth)
         return self._logits(n_rows)
 
@@ -322,6 +323,10 @@ class LlamaModel:
             return length
         nearest = self._rollback.nearest(self._n_decoded, length)
         return length if length - nearest <= MOST_AGAIN else nearest
+
+    def expect_return(self, tokens: Sequence[int]) -> None:
+        """See `types.Resuming`."""
+        self._rollback.expect_return(self.length + len(tokens))
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Keep the KV cache up to `length` (the pending token) and the nodes of `path`.

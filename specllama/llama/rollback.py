@@ -27,8 +27,11 @@ class Rollback(Protocol):
     n_again: int  # tokens, about, that the block after a rejection computes again
     no_tree: str  # why the memory cannot hold a tree of tokens; "" = it can
 
-    def splits(self, n_held: int) -> bool:
-        """True if held tokens should be computed before a block, so that the way back is short."""
+    def expect_return(self, length: int) -> None:
+        """An answer begins after `length` tokens; see `types.Resuming`."""
+
+    def n_first(self, n_decoded: int, n_held: int) -> int:
+        """How many of the held tokens should be computed before a block, so that the way back is short."""
 
     def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
         """A decode comes. The tokens of its last `n_rows` - 1 rows may be rejected."""
@@ -56,8 +59,11 @@ class Truncation:
     def __init__(self, memory: object) -> None:
         self._memory = memory
 
-    def splits(self, n_held: int) -> bool:
-        return False
+    def expect_return(self, length: int) -> None:
+        pass
+
+    def n_first(self, n_decoded: int, n_held: int) -> int:
+        return 0
 
     def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
         pass
@@ -79,7 +85,7 @@ class SavedStates:
     """The state at a few lengths, and the last ones that llama.cpp keeps.
 
     Saved is the state before each block, and each MOST_AGAIN tokens of plain decoding. Single tokens that are taken
-    back, as those of a draft model, are also worth a save.
+    back, as those of a draft model, are also worth a save. The state at the beginning of the answer stays.
     """
 
     no_tree = "its recurrent layers keep one state, which holds one path"
@@ -89,13 +95,20 @@ class SavedStates:
         self._n_kept = n_kept  # states before the last one that llama.cpp keeps
         self._n_last = 0  # tokens of the last decode, whose states are kept
         self._taken_back = False  # since the last save
+        self._return = 0  # length at the beginning of the answer
         self._saved: dict[int, Any] = {}  # length -> state, ascending
         self._spare: Any = None  # fresh memory costs more time than the copy
         self.way = "kept states" if n_kept else "saved states"
         self.n_again = 0 if n_kept else MOST_AGAIN // 2
 
-    def splits(self, n_held: int) -> bool:
-        return n_held > MOST_AGAIN
+    def expect_return(self, length: int) -> None:
+        self._return = length
+
+    def n_first(self, n_decoded: int, n_held: int) -> int:
+        if n_held <= MOST_AGAIN:
+            return 0
+        n_before = self._return - n_decoded
+        return n_before if 0 < n_before < n_held else n_held
 
     def before(self, call: Call, n_decoded: int, n_rows: int) -> None:
         n_again = n_decoded - max(self._saved, default=0)
@@ -142,9 +155,11 @@ class SavedStates:
             self._saved[length] = buffer
             self._taken_back = False
         if len(self._saved) > MOST_SAVED:
-            # Not the last one. The closer a state is to the one before, the less is computed again without it.
+            # Not the last one, nor that for another answer. The closer a state is to the one before, the less is
+            # computed again without it.
+            stays = max((at for at in self._saved if at <= self._return), default=0)
             lengths = [0, *self._saved][:-1]
-            _, at = min((high - low, high) for low, high in pairwise(lengths))
+            _, at = min((high - low, high) for low, high in pairwise(lengths) if high != stays)
             self._spare = self._saved.pop(at)
 
     def _restore(self, call: Call, length: int) -> bool:

@@ -23,6 +23,8 @@ from specllama.drafters import DraftSettings
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.token_map import NO_TOKEN
+from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, read_header
 from specllama.llama.header import state_bytes
 from specllama.llama.rollback import MOST_AGAIN, MOST_SAVED, SavedStates
@@ -56,7 +58,8 @@ def model(path: Path) -> Iterator[LlamaModel]:
 
 @pytest.fixture
 def mamba(folder: Path) -> Iterator[LlamaModel]:
-    with tiny.load(tiny.write_model(folder / "alone.gguf", arch="mamba", n_vocab=40), max_block=6) as opened:
+    path = tiny.write_model(folder / "alone.gguf", arch="mamba", n_vocab=40)
+    with tiny.load(path, max_block=6, n_ctx=512) as opened:
         yield opened
 
 
@@ -73,6 +76,19 @@ def anew(model: LlamaModel, tokens: list[int], n_rows: int) -> FloatArray:
     model._clear()
     model.feed(known)
     return rows
+
+
+def doubling(model: LlamaModel) -> TranslatedModel:
+    """`model` as the draft of a target whose odd tokens it reads as the even one before, twice."""
+    ids = np.arange(40)
+    return TranslatedModel(model, np.where(ids % 2, NO_TOKEN, ids), Doubling(), vocab_size=40)
+
+
+class Doubling:
+    first = ()
+
+    def __call__(self, token: int) -> tuple[int, ...]:
+        return (token - 1, token - 1) if token % 2 else (token,)
 
 
 def sizes_of(model: LlamaModel) -> list[int]:
@@ -286,24 +302,58 @@ def test_plain_decoding_saves_few_states_and_keeps_few(mamba: LlamaModel, monkey
     """Prevents: a copy of a large state for each token of an answer without drafts; memory that grows with the text."""
     saved, save = list[int](), SavedStates._save
     monkeypatch.setattr(SavedStates, "_save", lambda self, call, n: (saved.append(n), save(self, call, n)))
-    mamba.feed(text_of(50))
-    for token in text_of(100):
-        mamba.eval([token])
+    prompt, kept = text_of(30), KeptPrefix.of(mamba)
+    kept.rewind([*prompt, 1])
+    kept.feed(prompt)
+    for token in text_of(150):
+        kept.eval([token])
         mamba.keep(mamba.length, ())
-    assert len(saved) <= 100 // MOST_AGAIN + 2
+    assert len(saved) <= 150 // MOST_AGAIN + 2
     assert isinstance(mamba._rollback, SavedStates)
     assert len(mamba._rollback._saved) <= MOST_SAVED
-    assert 50 in mamba._rollback._saved, "the beginning of the answer, for another one"
+    assert 30 in mamba._rollback._saved, "the beginning of the answer, for another one"
 
 
-def test_another_answer_reads_no_prompt_again(mamba: LlamaModel) -> None:
-    """Prevents: a long prompt read again for /regen."""
-    prompt, engine = text_of(100), Engine(mamba)
+@pytest.mark.parametrize(("n_prompt", "n_answer"), [(30, 150), (100, 400)])
+def test_another_answer_reads_no_prompt_again(mamba: LlamaModel, n_prompt: int, n_answer: int) -> None:
+    """Prevents: a prompt read again for /regen after a long answer."""
+    prompt, engine = text_of(n_prompt), Engine(mamba)
     unending = replace(GREEDY, logit_bias=dict.fromkeys(mamba.end_tokens, -np.inf))
-    list(engine.generate(prompt, unending, RandomChooser(0), max_tokens=50))
+    list(engine.generate(prompt, unending, RandomChooser(0), max_tokens=n_answer))
     sizes = sizes_of(mamba)
     list(engine.generate(prompt, unending, RandomChooser(1), max_tokens=50))
     assert sizes == [1] * 50
+
+
+@pytest.mark.parametrize("translated", [False, True])
+def test_a_draft_reads_no_prompt_again_for_another_answer(mamba: LlamaModel, translated: bool) -> None:
+    """Prevents: a draft, which reads the prompt together with the first token, without a state at the prompt's end."""
+    drafter = ModelDrafter(doubling(mamba) if translated else mamba, n_max=2)
+    prompt = [*text_of(60), 3]
+
+    def answer(tokens: list[int]) -> None:
+        drafter.begin(prompt)
+        for n in range(len(tokens) + 1):
+            drafter.propose([*prompt, *tokens[:n]], 2, GREEDY, RandomChooser(0))
+
+    answer(text_of(150, seed=2))
+    sizes = sizes_of(mamba)
+    answer([])
+    assert 0 < sum(sizes) <= 4
+
+
+def test_a_translated_draft_goes_back_to_a_whole_spelling(mamba: LlamaModel) -> None:
+    """Prevents: text that counts as held and is computed again, because the adapter hides the saved states."""
+    draft = doubling(mamba)
+    kept, text = KeptPrefix.of(draft), [3] * 60
+    kept.rewind(text)
+    kept.feed(text[:-1])
+    kept.eval(text[-1:])
+    assert isinstance(mamba._rollback, SavedStates)
+    assert list(mamba._rollback._saved) == [2 * 59]
+    assert [draft.resume_at(n) for n in (60, 59, 40, 2, 0)] == [60, 59, 0, 2, 0]
+    mamba._rollback._saved[45] = mamba._rollback._saved.pop(2 * 59)  # within a spelling
+    assert [draft.resume_at(n) for n in (60, 59, 40, 2, 0)] == [60, 0, 0, 2, 0]
 
 
 @pytest.mark.parametrize(("n_same", "n_cached"), [(60, 0), (99, 99), (107, 99), (148, 141)])
