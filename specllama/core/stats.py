@@ -55,7 +55,7 @@ class SpecStats:
     n_spec_steps: int = 0  # verify passes with at least one drafted token
     n_drafted: int = 0  # drafted tokens submitted to a verify pass: of a tree, all its nodes
     n_accepted: int = 0
-    n_looked_up: int = 0  # drafted tokens that were copied from the text
+    n_looked_up: int = 0  # drafted tokens that were copied from the text, or forced by a constraint
     n_looked_up_accepted: int = 0
     n_rejected: int = 0  # verify passes that ended in a rejection: of a tree, of every token drafted for one place
     accepted_at: list[int] = field(default_factory=list)  # per position (of a tree, depth): accepted tokens

@@ -74,7 +74,7 @@ def _sources(stats: SpecStats) -> str:
         return ""
     n_accepted = stats.n_accepted - stats.n_looked_up_accepted
     return (
-        f"accepted in the session: {stats.n_looked_up_accepted}/{stats.n_looked_up} looked up, "
+        f"accepted in the session: {stats.n_looked_up_accepted}/{stats.n_looked_up} looked up or forced by the format, "
         f"{n_accepted}/{n_model} of the draft model"
     )
 
