@@ -13,13 +13,12 @@ from specllama.base.errors import UnsupportedModel
 from specllama.base.text import counted, figure
 from specllama.llama.header import Header, memory_kind, refuse_architecture
 from specllama.llama.memory import MemoryNeed
-from specllama.pairs.report import CheckRow, RowMark, warned
+from specllama.pairs.report import MEASURE, CheckRow, RowMark, warned
 
 # A draft with more than a quarter of the target's bytes is slow, one with less than a hundredth is seldom accepted.
 TOO_LARGE, TOO_SMALL = 1 / 4, 1 / 100
 
 _SAME_TEMPLATE = 0.98  # templates of one family differ in a space or in a default system prompt
-_MEASURE = "measure it: specllama check --probe"
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 _TUNED_WORDS = frozenset(["instruct", "it", "chat", "sft", "dpo", "rl", "assistant", "thinking", "reasoning", "tuned"])
 _FORMAT_WORDS = frozenset(["gguf", "awq", "gptq", "bf16", "fp16", "f16", "hf"])
@@ -98,7 +97,7 @@ def _template_row(target: Header, draft: Header) -> CheckRow:
         remedy = "use raw prompts, or a target that is tuned for chats"
     elif theirs and SequenceMatcher(None, ours, theirs, autojunk=False).quick_ratio() < _SAME_TEMPLATE:
         reason = "prompts are rendered by the target's template; the draft was trained with another one"
-        remedy = f"expect fewer accepted tokens in chats; {_MEASURE}"
+        remedy = f"expect fewer accepted tokens in chats; {MEASURE}"
     return warned("chat template", (_template(ours), _template(theirs)), reason, remedy)
 
 
@@ -124,7 +123,7 @@ def _experts_row(target: Header, draft: Header) -> CheckRow:
     reason = ""
     if target.n_expert:
         reason = "the target is a mixture of experts: each verified token may read other experts, which costs time"
-    return warned("experts", (_experts(target), _experts(draft)), reason, _MEASURE)
+    return warned("experts", (_experts(target), _experts(draft)), reason, MEASURE)
 
 
 def _experts(header: Header) -> str:
@@ -155,7 +154,7 @@ def _family_row(target: Header, draft: Header) -> CheckRow:
     values = family(target), family(draft)
     same = values[0] == values[1] and target.architecture == draft.architecture
     reason = "" if same else "the models seem to be of different families: the draft may choose different words"
-    return warned("family", values, reason, _MEASURE)
+    return warned("family", values, reason, MEASURE)
 
 
 def _tuning_row(target: Header, draft: Header) -> CheckRow:
@@ -210,7 +209,7 @@ def _size_row(target: Side, draft: Side) -> CheckRow:
         reason, remedy = "below a hundredth, it is seldom accepted", "a larger draft of the same family"
     else:
         return CheckRow("size", RowMark.PASS, *values, share)
-    return CheckRow("size", RowMark.WARN, *values, f"{share}: {reason}", f"{remedy}; {_MEASURE}")
+    return CheckRow("size", RowMark.WARN, *values, f"{share}: {reason}", f"{remedy}; {MEASURE}")
 
 
 def _memory_row(side: Side, target: MemoryNeed, draft: MemoryNeed, machine: MachineMemory) -> CheckRow:

@@ -128,6 +128,11 @@ class Profile:
         return self.draft_can_pay and any(n <= TUNED for n in self.costs.assumed)
 
     @property
+    def is_untaught(self) -> bool:
+        """True if it was measured at the first use and nothing was learned since."""
+        return self.source == "use" and not self.classes and not self.habits and self.evidence == Evidence()
+
+    @property
     def is_due(self) -> bool:
         """True if so many answers have passed that costs are to be measured again.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from specllama.base.errors import PairError
@@ -14,6 +14,8 @@ RULE = (
     "that both have, and fit into memory. With the strategy draft-tli, at least half of a sample text must be tokens "
     "of both instead. A draft that fits badly lowers the acceptance rate, never the exactness of the text."
 )
+MEASURE = "measure it: specllama check --probe"
+MEASURE_BY_TEXT = "measure it: specllama check --spec-type draft-tli --probe"
 OWN_FAMILY = "take a draft of the target's own family; `specllama models list` shows pairs that fit"
 
 
@@ -64,6 +66,14 @@ class CompatReport:
     @property
     def warnings(self) -> Sequence[CheckRow]:
         return [row for row in self.rows if row.mark is RowMark.WARN]
+
+    @property
+    def probed(self) -> CompatReport:
+        """The same for a pair that is about to be measured: without the advice to measure it."""
+        rows = self.rows
+        for advice in (MEASURE, MEASURE_BY_TEXT):
+            rows = tuple(replace(row, remedy=row.remedy.removesuffix(advice).removesuffix("; ")) for row in rows)
+        return replace(self, rows=rows)
 
     def require(self) -> None:
         """Raise PairError with the first reason if the draft does not fit."""

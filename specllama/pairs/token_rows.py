@@ -11,7 +11,7 @@ from specllama.base.text import counted, figure
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
-from specllama.pairs.report import OWN_FAMILY, CheckRow, RowMark, warned
+from specllama.pairs.report import MEASURE, MEASURE_BY_TEXT, OWN_FAMILY, CheckRow, RowMark, warned
 from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 
 # If less than this share of a text's tokens can be drafted, drafting cannot pay: with half of them accepted, a draft of
@@ -20,11 +20,10 @@ _LEAST_USED = 0.5
 _LEAST_TRIMMED = 0.9  # of a text's tokens; below that, a trimmed draft gets a warning
 
 BY_TEXT = "draft-tli (--spec-type draft-tli) drafts over the shared tokens and stays exact; or " + OWN_FAMILY
-_MEASURE = "measure it: specllama check --spec-type draft-tli --probe"
 _N_SHOWN_IDS = 3
 _N_SHOWN_TEXTS = 10
 _SPLIT = "the draft was trained on text that was split differently"
-_FEWER = "expect fewer accepted tokens; measure it: specllama check --probe"
+_FEWER = f"expect fewer accepted tokens; {MEASURE}"
 
 # llama.cpp's own rule (common/speculative.cpp, common_speculative_are_compatible).
 _LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
@@ -231,7 +230,7 @@ def _by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
     return (
         CheckRow("tokenizer", RowMark.PASS, target.kind, draft.kind),
         CheckRow("vocabulary", RowMark.PASS, *sizes, shared),
-        found.row(RowMark.WARN if fits else RowMark.FAIL, _MEASURE if fits else OWN_FAMILY),
+        found.row(RowMark.WARN if fits else RowMark.FAIL, MEASURE_BY_TEXT if fits else OWN_FAMILY),
         _mapped_end_row(target, draft, to_target),
     )
 

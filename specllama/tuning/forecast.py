@@ -80,16 +80,20 @@ class Outlook:
 
     def _advice_against(self) -> str:
         needed = break_even(self.costs, len(self.points) - 1)
+        if needed is not None and not self.classes:
+            return (
+                f"at {100 * self.alpha:.0f} % acceptance (assumed) it does not pay here; it would pay from "
+                f"{100 * needed:.0f} % on"
+            )
         draft, check = self.costs.draft_cost(), self.costs.verify_cost(2) - 1
         reason = f"drafting a token takes {draft:.2f} of the time of a plain token"
         if self.measured_rows > 1:
             reason += f", verifying it {check:.2f} more"
         if needed is None:
             return f"do not use this draft here: {reason}; it cannot pay, even if nearly all its tokens are accepted"
-        accepted = f"{100 * self.alpha:.0f} %" + ("" if self.classes else " (assumed)")
         return (
-            f"do not use this draft here: {reason}, and the per-token acceptance is {accepted}; it would pay from "
-            f"{100 * needed:.0f} % on"
+            f"do not use this draft here: {reason}, and the per-token acceptance is {100 * self.alpha:.0f} %; it would "
+            f"pay from {100 * needed:.0f} % on"
         )
 
     @property

@@ -23,7 +23,9 @@ from specllama.cli.screen.output import open_output
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.llama.kernel_path import KernelPath
-from specllama.pairs.profile import Profile
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import Evidence, FoundProfile, Profile
+from specllama.pairs.report import MEASURE
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Run, Terminal
 from tests.hubserver import HubServer
@@ -316,6 +318,51 @@ def test_a_probe_makes_the_profile_of_a_pair_without_one_and_changes_no_other(
     monkeypatch.setattr(check_probe, "FirstUse", Measured)
     assert specllama(*args).code == 0
     assert made.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("cost", "source", "learned", "replaces"),
+    [
+        (0.05, "use", Evidence(), True),
+        (9.0, "use", Evidence(), True),
+        (0.05, "use", Evidence(n_answers=1), False),
+        (0.05, "quick", Evidence(), False),
+    ],
+)
+def test_a_probe_replaces_what_a_first_use_measured_and_nothing_that_was_learned(
+    specllama: Run,
+    short_pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    cost: float,
+    source: Any,
+    learned: Evidence,
+    replaces: bool,
+) -> None:
+    """Prevents: the costs of one busy moment that stay for good; answers that a probe forgets."""
+    monkeypatch.delenv("SPECLLAMA_SPEC_DRAFT_N_MAX")
+    costs = CostProfile(verify=((1, 1.0), (4, 1.2), (8, 1.5), (17, 3.0)), draft=((1, cost),), assumed=(17,))
+    paths = {"target_path": KernelPath(), "draft_path": KernelPath()}
+    known = Profile(made="2026-01-02", source=source, step_s=0.1, costs=costs, evidence=learned, **paths)
+    kept = list[bool]()
+
+    def noted(setup: Any, models: Any, *, keeps: bool) -> Measured:
+        kept.append(keeps)
+        return Measured(setup, models, keeps)
+
+    monkeypatch.setattr(profiles, "find", lambda _subject: FoundProfile(known))
+    monkeypatch.setattr(check_probe, "FirstUse", noted)
+    assert specllama("check", *short_pair.options, "--probe", "-c", "2048", "--budget", "1s", "--json").code == 0
+    assert kept == [replaces]
+
+
+def test_a_probe_does_not_advise_to_measure(specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a report that advises the very command that printed it."""
+    monkeypatch.setattr(check_probe, "FirstUse", Measured)
+    args = ["check", *short_pair.options, "-c", "2048", "--json"]
+    plain, probed = (json.loads(specllama(*args, *more).out)["rows"] for more in ([], ["--probe", "--budget", "1s"]))
+    assert [row["test"] for row in plain if MEASURE in row["remedy"]]
+    assert [row["test"] for row in probed if MEASURE in row["remedy"]] == []
+    assert [row["mark"] for row in plain] == [row["mark"] for row in probed]
 
 
 @pytest.mark.parametrize(("at", "verdict"), [(0, None), (1, {}), (9, {"code"})])

@@ -64,6 +64,20 @@ def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: Cos
         assert words in found.advice
 
 
+def test_an_assumed_acceptance_is_no_reason_to_refuse_a_draft() -> None:
+    """Prevents: 'do not use this draft' where nothing of its acceptance was measured."""
+    needed = break_even(EXPENSIVE, 15)
+    found = of(EXPENSIVE)
+    if found.pays:  # at the assumed acceptance
+        found = of(CostProfile(verify=VERIFY, draft=((1, 0.6), (2, 0.7))))
+        needed = break_even(found.costs, 15)
+    assert needed is not None
+    assert not found.pays
+    assert not found.advice.startswith("do not")
+    for figure in (f"{100 * Prior().typical:.0f} %", f"{100 * needed:.0f} %"):
+        assert figure in found.advice
+
+
 def test_the_break_even_is_where_it_begins_to_pay() -> None:
     """Prevents: 'it would pay from 60 % on' although it does not."""
     needed = break_even(EXPENSIVE, 15)

@@ -133,6 +133,7 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
             key = key_of(headers[0], headers[1], wish, hardware_of(hardware), choice.model_strategy)
             profile = profiles.find(key).profile
     found = None
+    report = report.probed if options.probe and report.fits else report
     if not options.json:
         show_report(output, report)
         if profile is not None:

@@ -85,7 +85,7 @@ class _Probe:
 
 
 def probe_pair(choice: Choice, budget_s: float, cancel: Cancel, output: Output) -> Outlook | None:
-    """Load and measure both models; the costs become the profile of a pair without one.
+    """Load and measure both models; the costs become the profile of a pair that was not tuned and has no answers.
 
     Ends after about `budget_s`, but not before the costs are measured, or when `cancel` is set; None if that was before
     the costs were measured. Raises PairError if they cannot be measured, and the errors of loading.
@@ -93,8 +93,11 @@ def probe_pair(choice: Choice, budget_s: float, cancel: Cancel, output: Output) 
     listener = Said(output)
     setup = prepare(replace(choice, length=DraftLength.auto(TUNED), any_strategy=True), listener)
     keeps = setup.measures or setup.completes
-    if not keeps:  # the profile may use another draft; it stays as it is
+    if not keeps:  # the profile may use another draft
+        known, subject = setup.profile, setup.subject
         setup = replace(prepare(choice, listener), measures=True)
+        # What was measured in a busy moment is replaced; what was tuned or learned stays.
+        keeps = known is not None and known.is_untaught and setup.subject.key == subject.key
     with load_models(setup, listener, cancel) as models:
         models.watch(cancel)
         assert models.draft is not None, "prepared with a draft"
