@@ -99,6 +99,15 @@ def test_pairs_are_offered_with_a_command_that_works(specllama: Run, disk: Path)
     assert [(path.stat().st_size, path.stat().st_mtime_ns) for path in theirs] == before
 
 
+def test_a_pair_of_any_name_is_not_offered_again(specllama: Run, disk: Path) -> None:
+    """Prevents: a command that adds the same two files under a second name."""
+    before = record_of(specllama("models", "import", "--json"))["pairs"]
+    pair = next(each for each in before if each["name"] == "big-7b")
+    assert specllama("models", "add", "mine", "-m", pair["target"], "-md", pair["draft"]).code == 0
+    after = record_of(specllama("models", "import", "--json"))["pairs"]
+    assert [each["target"] for each in after] == [each["target"] for each in before if each is not pair]
+
+
 def test_a_pipe_gets_one_line_each(specllama: Run, disk: Path) -> None:
     """Prevents: a drawn table for `cut` and `grep`."""
     rows = [line.split("\t") for line in specllama("models", "import").out.splitlines()]

@@ -318,6 +318,16 @@ def test_the_only_pair_of_a_file_can_be_removed(specllama: Run, tmp_path: Path) 
     assert "a" not in load_catalog().pairs
 
 
+def test_a_file_that_is_target_and_draft_is_removed_once(specllama: Run) -> None:
+    """Prevents: 'your own file: None' for the second half, and its size counted twice."""
+    path = Path(specllama("models", "pull", FILE).out.strip())
+    added = specllama("models", "add", "same", "--target", FILE, "--draft", FILE)
+    assert added.err == f"added same to {user_file()}\n"
+    removed = specllama("models", "remove", "same", "--yes")
+    assert (removed.code, path.exists()) == (0, False)
+    assert [line for line in removed.err.splitlines() if not line.startswith("removed ")] == []
+
+
 def test_no_hint_fetches_a_file_that_only_this_machine_has(specllama: Run, tmp_path: Path) -> None:
     """Prevents: `models pull` or the network as the hint for a user's own file."""
     halves = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]

@@ -160,24 +160,24 @@ def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] =
     if all(model.only_here for model in models):
         _forget(catalog, name, output, yes=yes)
         return
-    doomed = []
+    doomed: dict[Path, Model] = {}  # by file: the halves of a pair may be one
     for model in models:
         users = _other_users(catalog, name, model) if name in catalog.pairs else []
         if users:
             output.note(f"{model.name} is kept: {', '.join(users)} uses it")
-        elif hub.find(model) is None:
+        elif (found := hub.find(model)) is None:
             output.note(f"{model.name} is not on this machine")
         else:
-            doomed.append(model)
+            doomed[found.resolve()] = model
     if doomed and not yes:
         if not sys.stdin.isatty():
             raise UsageError("removing files needs --yes (stdin is not a terminal)")
-        size = size_text(sum(found.stat().st_size for model in doomed if (found := hub.find(model))))
-        output.confirm(f"Remove {', '.join(model.name for model in doomed)} ({size})?")
-    for model in doomed:
+        size = size_text(sum(path.stat().st_size for path in doomed))
+        output.confirm(f"Remove {', '.join(model.name for model in doomed.values())} ({size})?")
+    for path, model in doomed.items():
         removed = hub.remove(model)
         if not removed:
-            output.note(f"{model.name} is kept because it is your own file: {hub.find(model)}")
+            output.note(f"{model.name} is kept because it is your own file: {path}")
         for place in removed:
             output.note(f"removed {place}")
 
@@ -237,7 +237,11 @@ def add(
         catalog = load_catalog()  # again: another `add` may have changed the file
         _check_free(catalog, name, force=force)
         backup = models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
-    fetch = "" if all(model.only_here for model in halves) else f"; fetch it: specllama models pull {name}"
+    fetch = (
+        ""
+        if all(model.only_here or hub.find(model) for model in halves)
+        else f"; fetch it: specllama models pull {name}"
+    )
     output.note(f"added {name} to {user_file()}{fetch}")
     if backup is not None:
         output.note(f"the previous file is kept as {backup.name}")
@@ -252,7 +256,7 @@ def import_models(json: Json = False, quiet: Quiet = False, color: Color = "auto
     """
     output = open_output(color=color, format="json" if json else "human", quiet=quiet)
     models = importing.readable(list(found_models()), output)
-    pairs = list(importing.offers(models, load_catalog().pairs))
+    pairs = list(importing.offers(models, load_catalog()))
     importing.report(output, models, pairs)
     output.note(importing.counts(models, pairs) if models else importing.looked_in())
 

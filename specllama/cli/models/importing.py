@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from specllama import llama
 from specllama.base.disk import size_text
@@ -15,6 +16,8 @@ from specllama.base.text import counted
 from specllama.cli.check.drafts import ranked
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.tables import draw_table
+from specllama.files import hub
+from specllama.files.catalog import Catalog
 from specllama.files.other_apps import FoundModel, folders
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
@@ -65,9 +68,10 @@ def readable(found: Sequence[FoundModel], output: Output) -> list[Readable]:
     return usable
 
 
-def offers(models: Sequence[Readable], taken: Collection[str]) -> Iterator[PairOffer]:
-    """For each model the best draft among the others, if one fits. `taken`: names of pairs that exist."""
-    names, machine = set(taken), this_machine()
+def offers(models: Sequence[Readable], catalog: Catalog) -> Iterator[PairOffer]:
+    """For each model the best draft among the others, if one fits and the two are no pair of the catalog."""
+    names, machine = set(catalog.pairs), this_machine()
+    known = {_files(hub.find(pair.target), hub.find(pair.draft)) for pair in catalog.pairs.values()}
     for one in models:
         others = {each.found.path: each for each in models if _is_near(one.header, each.header)}
         target = Candidate(one.header, _TARGET)
@@ -75,9 +79,16 @@ def offers(models: Sequence[Readable], taken: Collection[str]) -> Iterator[PairO
         best = next((each for each in ranked(judged) if each.fits), None)
         if best is not None:
             draft = next(each for path, each in others.items() if str(path) == best.name)
+            if _files(one.found.path, draft.found.path) in known:
+                continue
             name = _free_name(one.found.name, names)
             names.add(name)
             yield PairOffer(name, one.found, draft.found, best)
+
+
+def _files(target: Path | None, draft: Path | None) -> tuple[Path | None, Path | None]:
+    """The files of a pair, without links."""
+    return target and target.resolve(), draft and draft.resolve()
 
 
 def _is_near(target: Header, draft: Header) -> bool:
