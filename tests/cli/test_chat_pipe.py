@@ -255,6 +255,22 @@ def test_the_source_of_drafts_is_named(chat) -> None:
         assert f"spec-type {strategy}: " in chat("hello", "/stats", args=("--spec-type", strategy)).out
 
 
+def test_figures_of_drafts_are_left_out_without_drafts(chat) -> None:
+    """Prevents: a table whose half is n/a."""
+    assert "n/a" not in chat("hello", "/stats", args=("--spec-type", "none")).out
+
+
+def test_a_strategy_that_drafts_nothing_says_so(chat) -> None:
+    """Prevents: `spec-type is draft-simple` and answers without a draft, because a length of 0 is still set."""
+    for lines, told in (
+        (("/set draft-max 0", "/set spec-type lookup"), True),
+        (("/set draft-max 0", "/set spec off", "/set spec on"), True),
+        (("/set draft-max 0", "/set spec-type none"), False),
+        (("/set draft-max 2", "/set spec-type lookup"), False),
+    ):
+        assert ("spec-draft-n-max is 0" in chat(*lines).err.splitlines()[-1]) == told
+
+
 def test_save_replaces_only_a_file_of_this_chat_unless_told_to(chat, tmp_path: Path) -> None:
     """Prevents: notes, or another conversation, lost to `/save notes.md`."""
     path = tmp_path / "notes.md"

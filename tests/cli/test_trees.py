@@ -128,6 +128,16 @@ def test_a_chat_changes_to_trees_and_back(specllama: Run, talker: Pair, loaded: 
     assert loaded[-1].max_leaves == LEAVES
 
 
+def test_trees_are_switched_off(specllama: Run, talker: Pair) -> None:
+    """Prevents: 'off' refused by the setting that switched trees on."""
+    stdin = b"/set tree off\n/set tree 4\n/set tree off\nhello\n"
+    result = specllama("chat", *talker.options, *SILENT, "-n", "3", stdin=stdin)
+    assert result.code == 0
+    assert [line for line in result.err.splitlines() if line.startswith("spec-type is ")] == [
+        f"spec-type is {name}" for name in ("draft-simple", "tree", "chain")
+    ]
+
+
 def test_set_tree_without_a_draft_or_with_a_wrong_size_changes_nothing(
     specllama: Run, talker: Pair, loaded: list[LoadOptions]
 ) -> None:

@@ -368,7 +368,7 @@ def _remember(chat: ChatState, wanted: bool) -> None:
 
 # What `/set` takes besides SETTINGS.
 OWN_WORDS = {
-    TREE: "draft trees of so many nodes, or auto: where they pay",
+    TREE: "draft trees of so many nodes, auto: where they pay, off: chains",
     "system": "the system prompt",
     "history": "keep messages and conversations",
     "nohistory": "keep no messages and conversations",
@@ -386,6 +386,9 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     was_auto = chat.session.settings.drafting.length.is_auto
     chat.change_setting(name, bare(value))
     chat.note(f"{name} is {_value(chat, name)}")
+    after = chat.session.settings
+    if name in ("spec-type", "spec") and after.spec and "none" == after.drafter != after.strategy:
+        chat.note(f"nothing is drafted: {LENGTH} is 0")
     if was_auto and name != LENGTH and not chat.session.settings.drafting.length.is_auto:
         chat.note(f"{LENGTH} is {_value(chat, LENGTH)}")
 
@@ -395,7 +398,7 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     "Change a setting; /set alone lists them.",
     '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set spec-type lookup; '
     "/set verify-rule block; /set spec-draft-n-max 8, or auto (by the measured costs); "
-    "/set tree 8, or auto; "
+    "/set tree 8, auto or off; "
     "/set colors marks,full,off (the origin of tokens); /set strip brief,full (live figures); "
     "/set fold on,off (hide thinking); /set think on,off; "
     "/set nohistory.",
@@ -418,6 +421,10 @@ def _set(chat: ChatState, rest: str) -> None:
         setattr(chat.look, name, LOOKS[name].check(name, value))
         chat.note(f"{name} is {value}; for all chats: specllama config {name} {value}")
     elif name == TREE and value:
+        if value == "off":
+            chains = "chain" if chat.session.settings.strategy == TREE else chat.session.settings.strategy
+            _set_parameter(chat, "spec-type", chains)
+            return
         DraftLength.check(TREE, value)
         _set_parameter(chat, "spec-type", TREE)
         _set_parameter(chat, LENGTH, value)

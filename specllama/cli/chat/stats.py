@@ -39,12 +39,16 @@ _FIGURES: tuple[tuple[str, Callable[[SpecStats], str]], ...] = (
 )
 
 
+_OF_DRAFTS = ("acceptance", "accepted", "per token", "tok/step", "from draft", "draft time")
+
+
 def _table(last: SpecStats, session: SpecStats, palette: Palette) -> Iterator[Raw]:
-    rows = [("", "last", "session"), *((name, cell(last), cell(session)) for name, cell in _FIGURES)]
+    figures = [each for each in _FIGURES if session.n_drafted or each[0] not in _OF_DRAFTS]
+    rows = [("", "last", "session"), *((name, cell(last), cell(session)) for name, cell in figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
-        figures = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield palette.paint("label", name.ljust(widths[0])) + "  " + palette.paint("value", figures)
+        values = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield palette.paint("label", name.ljust(widths[0])) + "  " + palette.paint("value", values)
 
 
 def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[Raw]:
