@@ -242,7 +242,7 @@ class LlamaModel:
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)
-        self.description = describe(native)
+        self.description = describe(native, self.n_params)
         self.way_back = self._rollback.way
         self.caps = Caps(max_block=plan.max_block, n_again=self._rollback.n_again)
         self.no_tree = ""  # why trees, though asked for, cannot be evaluated

@@ -129,11 +129,16 @@ def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOpt
     raise BackendError(f"llama.cpp cannot open a context on {about.path.name}: {reason}")
 
 
-def describe(native: Native) -> str:
-    """llama.cpp's one-line description, such as `qwen2 1.5B Q4_K - Medium`."""
+def describe(native: Native, n_params: int) -> str:
+    """llama.cpp's one-line description, such as `qwen2 1.54B Q4_K - Medium`, with the true number of parameters.
+
+    llama.cpp takes the number from the count of layers: another model's.
+    """
     buffer = ctypes.create_string_buffer(256)
     native.pointers.lib.llama_model_desc(native.pointers.model, buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace")
+    architecture, _, kind = buffer.value.decode("utf-8", "replace").split(" ", 2)
+    size = f"{n_params / 1e9:.3g}B" if n_params >= 999.5e6 else f"{n_params / 1e6:.3g}M"
+    return f"{architecture} {size} {kind}"
 
 
 def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:

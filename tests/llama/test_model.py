@@ -525,7 +525,7 @@ def test_a_model_has_its_facts(tmp_path: Path) -> None:
         assert (model.architecture, model.path, model.vocab_size) == ("llama", path, 263)
         assert model.header.name == "tiny llama"
         assert model.n_bytes == model.header.n_weight_bytes == 4 * model.n_params
-        assert "llama" in model.description
+        assert model.description.split()[:2] == ["llama", f"{model.n_params / 1e6:.3g}M"]
         assert model.end_tokens == {261, 262}
     with tiny.load(tiny.write_model(tmp_path / "n.gguf")) as model:
         assert model.chat_template is None
