@@ -199,7 +199,7 @@ SETTINGS: dict[str, Setting] = {
     "logit-bias": _field("params.logit_bias", "add V to the logit of token ID; -inf forbids it", _biases),
     "seed": _field("seed", "seed of the random numbers; -1 takes a random one", whole(-1, MAX_SEED)),
     "seed-mode": Setting(
-        "same: a seed gives one text with any drafts or none",
+        "what a seed fixes: same gives one text with any drafts or none",
         word(*SEED_MODES),
         lambda settings: settings.seed_mode.value,
         lambda settings, value: replace(settings, seed_mode=SeedMode(value)),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from specllama.chat.settings import SETTINGS
 from specllama.cli.app import app
 from specllama.cli.bench.options import FORMATS
 from specllama.cli.pages import PAGES
@@ -69,6 +70,17 @@ def test_the_common_options_exist_and_help_all_has_every_option(specllama: Run, 
     assert [word for word in first_names if word not in full] == []
     names = {word for param in shown for word in (*param.opts, param.metavar)}
     assert set(PAGES[name].common) <= {*names, "--help-all"}
+
+
+def test_no_help_begins_with_a_value_that_is_refused() -> None:
+    """Prevents: 'Same: ...', which reads as a value to type."""
+    wrong = [
+        name
+        for name, setting in SETTINGS.items()
+        for param in COMMANDS["run"].params
+        if f"--{name}" in param.opts and param.help.partition(":")[0].lower() in setting.words
+    ]
+    assert wrong == []
 
 
 def test_help_by_topic_shows_one_section(specllama: Run) -> None:

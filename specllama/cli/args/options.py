@@ -98,7 +98,7 @@ FREQUENCY_PENALTY = _setting("frequency-penalty", "--frequency-penalty X")
 REPEAT_LAST_N = _setting("repeat-last-n", "--repeat-last-n N")
 LOGIT_BIAS = Option("--logit-bias ID=V", f"A{SETTINGS['logit-bias'].help[1:]}; repeatable.", logit_bias)
 SEED = _setting("seed", "-s --seed N")
-SEED_MODE = _setting("seed-mode", "--seed-mode MODE", "; draws: faster, but other drafts draw another text.")
+SEED_MODE = _setting("seed-mode", "--seed-mode MODE", "; draws is faster, but other drafts draw another text.")
 PREDICT = _setting("predict", "-n --predict N", also="--max-tokens --n-predict")
 STOP = Option("--stop TEXT", f"E{SETTINGS['stop'].help[1:]}; repeatable.", stop_string, also="-r --reverse-prompt")
 

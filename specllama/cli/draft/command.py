@@ -260,7 +260,7 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
     elif found:
         draft_view.show_list(output, found)
     else:
-        output.line("No derived drafts yet. `specllama draft make` searches for a faster one.")
+        output.prose("No derived drafts yet. `specllama draft make` searches for a faster one.")
     for text in damaged:
         output.warn(text, "specllama draft remove NAME")
 
