@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -18,14 +19,15 @@ from specllama import llama
 from specllama.base.errors import Interrupted
 from specllama.cli.check import command as check_command
 from specllama.cli.check import probe as check_probe
+from specllama.cli.check.view import show_report
 from specllama.cli.codes import INTERRUPTED
-from specllama.cli.screen.output import open_output
+from specllama.cli.screen.output import Output, Stream, open_output
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Evidence, FoundProfile, Profile
-from specllama.pairs.report import MEASURE
+from specllama.pairs.report import MEASURE, CheckRow, CompatReport, RowMark
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Run, Terminal
 from tests.hubserver import HubServer
@@ -236,6 +238,13 @@ def test_all_parts_of_a_split_model_count(specllama: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+class Window(io.StringIO):
+    """A file that has a number, as the window of a terminal."""
+
+    def fileno(self) -> int:
+        return 1
+
+
 def test_on_a_terminal_the_report_is_one_screen(terminal: Callable[..., Terminal], pair: Pair) -> None:
     """Prevents: a verdict that scrolled away; broken lines."""
     shown = terminal("check", "-m", str(pair.target), "-md", str(pair.draft), columns=100, rows=30)
@@ -244,6 +253,21 @@ def test_on_a_terminal_the_report_is_one_screen(terminal: Callable[..., Terminal
     assert len(lines) <= 30
     assert lines[-1].startswith("It fits")
     assert any(line.split()[:2] == ["PASS", "tokenizer"] for line in lines)
+
+
+def test_a_narrow_terminal_shows_every_value_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: figures that are cut at the edge of a column."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda _number: os.terminal_size((50, 40)))
+    file = Window()
+    stream = Stream(file, is_terminal=True, styled=False, coloured=False, steerable=True)
+    values = [("bpe, gpt-2 style pieces", "bpe, gpt-2 style pieces"), ("1.54 G, 1.12 GB", "494 M, 531 MB")]
+    rows = [CheckRow(f"row {n}", RowMark.PASS, *each) for n, each in enumerate(values)]
+    show_report(Output(stream, stream), CompatReport("a-target-of-a-long-name", "draft", tuple(rows)))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 50
+    text = " ".join(" ".join(lines).split())
+    assert lines[-1].startswith("It fits")  # a pair without warnings
+    assert [value for each in (*values, ("a-target-of-a-long-name",)) for value in each if value not in text] == []
 
 
 def test_run_refuses_a_pair_with_the_words_of_check(specllama: Run, pair: Pair, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from textwrap import indent
+
+from rich.cells import cell_len
 
 from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.status import shortened
@@ -37,21 +40,35 @@ def _worth_explaining(report: CompatReport) -> list[CheckRow]:
 
 
 def _draw(output: Output, report: CompatReport) -> None:
-    """A table, then the explanations. To fit one screen, the passed tests share a line, then also those that warn."""
+    """The rows, then the explanations. To fit one screen, the passed tests share a line, then also those that warn.
+
+    Where a value is too long for its column, rows are sentences instead of a table.
+    """
     stream, rows = output.out, report.rows
     width, height = size_of(stream)
     side = max((width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
     names = in_one_line(f"target {report.target}"), in_one_line(f"draft {report.draft}")
-    above = [name for name in names if len(name) > side]
+    is_table = all(cell_len(in_one_line(cell)) <= side for row in rows for cell in (row.target, row.draft))
+    above = [name for name in names if cell_len(name) > side or not is_table]
+
+    def sentences() -> list[str]:
+        told = ((row, f"{row.test}: {row.target}; {row.draft}") for row in rows if row.mark not in folded)
+        return [stream.labelled(row.mark.value, _COLOURS[row.mark], text) for row, text in told]
+
     why = list(_explanations(_worth_explaining(report), stream))
     folded: list[RowMark] = []
     for mark in (RowMark.PASS, RowMark.WARN):
-        n_table = 1 + sum(row.mark not in folded for row in rows)
+        n_table = 1 + sum(row.mark not in folded for row in rows) if is_table else 0
         lines = [*above, *_folded(rows, folded, stream), *why, "the verdict", "the shell's prompt"]
+        lines += [] if is_table else sentences()
         if n_table + sum(line.count("\n") + 1 for line in lines) > height:
             folded.append(mark)
     for name in above:
         output.line(name)
+    if not is_table:
+        for line in [*sentences(), *_folded(rows, folded, stream), *why]:
+            stream.line(line)
+        return
     heads = "", "", *(shortened(name, side) for name in names)
     cells = [
         ((row.mark.value, _COLOURS[row.mark]), row.test, row.target, row.draft)
@@ -72,7 +89,7 @@ def _folded(rows: Sequence[CheckRow], marks: Sequence[RowMark], stream: Stream) 
 
 def _explanations(rows: list[CheckRow], stream: Stream) -> Iterator[str]:
     """Reason, differing tokens and hint of each test. A hint that the next test repeats is shown once, there."""
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
+    for row, after in zip_longest(rows, rows[1:]):
         yield stream.labelled(row.mark.value, _COLOURS[row.mark], f"{row.test}: {row.reason}")
         if row.details:
             yield indent(wrapped("   ".join(row.details), max(size_of(stream)[0] - len(_INDENT), 20)), _INDENT)
