@@ -1,19 +1,38 @@
-"""The format of an answer: a JSON schema, a grammar or a regular expression, checked before a model is loaded."""
+"""The format of an answer: a JSON schema, a grammar or a regular expression, checked before a model is loaded.
+
+llguidance recurses without a limit through references and rules, which can end the process, and works for minutes on
+some formats without a look at signals. So a format of more than `_MAX_SMALL` bytes is checked in a child process first.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from specllama.base.errors import UsageError
+from specllama.base import child
+from specllama.base.errors import BackendError, UsageError
 from specllama.base.text import counted, figure
 
 JSON_SCHEMA, GRAMMAR, REGEX = "json-schema", "grammar", "regex"
 KINDS = (JSON_SCHEMA, GRAMMAR, REGEX)
 MAX_BYTES = 256 * 1024
+# Too short to fill 1 MB of stack: a reference in a chain has at least 24 bytes and takes 7 KB, a rule 6 and 2 KB.
+_MAX_SMALL = 2048
+_MAX_SECONDS = 10.0
+_MAX_MEMORY = 1_000_000_000  # bytes, where the system enforces it
+# Less than a thread of the parent has, which compiles the format again: 8 MB on Linux and macOS, 2 MB on Windows.
+_STACK = 1_000_000 if sys.platform == "win32" else 4_000_000
 SHOWN = 60  # characters, where a format is named
 # As `json.dumps` writes it. Free whitespace would leave little to force, and could go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -54,6 +73,37 @@ def format_of(kind: str, text: str, name: str = "") -> AnswerFormat:
             f"{name} has {counted(size, 'byte')}, expected at most {figure(MAX_BYTES)}",
             hint="shorten it: repeated parts of a schema can stand in $defs once",
         )
+    return _checked(kind, text, name) if size <= _MAX_SMALL else _checked_apart(kind, text, name)
+
+
+def _checked_apart(kind: str, text: str, name: str) -> AnswerFormat:
+    """`_checked` in a child process, whose end is a fault of the format."""
+    try:
+        return child.run(partial(_checked_within, _MAX_SECONDS, kind, text, name), lambda *_: None)
+    except BackendError:
+        raise UsageError(
+            f"{name} takes too much work (expected at most {_MAX_SECONDS:g} seconds, "
+            f"{_MAX_MEMORY // 1_000_000_000} GB of memory and shallow recursion)",
+            hint="simplify it: fewer optional parts, and shorter chains of references or rules",
+        ) from None
+
+
+def _checked_within(limit_s: float, kind: str, text: str, name: str, _tell: object) -> AnswerFormat:
+    """`_checked`, which may end this process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)  # the last words of a crash
+    faulthandler.dump_traceback_later(limit_s, exit=True)  # needs no interpreter
+    with suppress(ImportError, ValueError, OSError):  # no such limits, or lower ones already
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
+    threading.stack_size(_STACK // 4096 * 4096)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_checked, kind, text, name).result()
+
+
+def _checked(kind: str, text: str, name: str) -> AnswerFormat:
     try:
         rules = _RULES[kind](text)
     except (ValueError, RecursionError) as error:
@@ -167,10 +217,25 @@ def _require_usable(name: str, kind: str, rules: str) -> None:
         raise UsageError(f"{name} cannot be used: {_described(found[0])}", hint=_HINTS[kind])
     matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), rules, log_level=0, limits=limits())
     matcher.compute_bitmask()
+    if not matcher.is_error() and (forced := matcher.compute_ff_bytes()):
+        matcher.try_consume_tokens(list(forced))
+        matcher.compute_bitmask()
+    found_none = matcher.is_stopped() and not matcher.is_accepting() and not matcher.is_error()
+    if found_none or "NoExtension" in matcher.get_error():
+        raise UsageError(
+            f"no text fits {name}, or it refers only to itself",
+            hint="look for rules that contradict or require themselves",
+        )
     if matcher.is_error():
-        raise UsageError(f"{name} cannot be used: {_described(matcher.get_error())}", hint=_HINTS[kind])
-    if matcher.is_stopped() and not matcher.is_accepting():
-        raise UsageError(f"no text fits {name}", hint="look for rules that contradict or require themselves")
+        raise too_much_work(name, matcher.get_error())
+
+
+def too_much_work(name: str, found: str) -> UsageError:
+    """The error for a matcher that stopped at a limit of llguidance, with what it says."""
+    return UsageError(
+        f"{name} takes too much work: {_described(found)}",
+        hint="simplify it: fewer alternatives, and no long chains of optional parts",
+    )
 
 
 def _described(message: str) -> str:
@@ -220,7 +285,12 @@ def _has_end(node: Mapping[str, Any], kind: str, ends: Callable[[object], bool])
     """Can a value of this type end? An object needs its required parts, an array the least number of its items."""
     if kind == "object":
         known, more = node.get("properties", {}), node.get("additionalProperties", True)
-        return all(ends(known.get(name, more)) for name in node.get("required", ()))
+        others = [*node.get("patternProperties", {}).values(), more]
+        required = set(node.get("required", ()))
+        if not all(ends(known[name]) if name in known else any(map(ends, others)) for name in required):
+            return False
+        # llguidance takes minProperties only if all known names are required.
+        return node.get("minProperties", 0) <= len(required) or any(map(ends, others))
     if kind == "array":
         first, n_least = node.get("prefixItems", ()), node.get("minItems", 0)
         return all(map(ends, first[:n_least])) and (n_least <= len(first) or ends(node.get("items", True)))
@@ -243,7 +313,7 @@ def _target(schema: object, ref: str) -> object:
         return True
     node = schema
     for part in ref[1:].split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(node, list) and part.isdigit() and int(part) < len(node):
             node = node[int(part)]
         elif isinstance(node, dict) and part in node:

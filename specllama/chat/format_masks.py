@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specllama.base.clock import perf_counter
 from specllama.base.errors import UsageError
-from specllama.chat.format import AnswerFormat, limits
+from specllama.chat.format import AnswerFormat, limits, too_much_work
 from specllama.core.arrays import IntArray
 from specllama.core.constraint import NOTHING, Allowed
 from specllama.core.types import common_prefix
@@ -160,18 +160,13 @@ class FormatConstraint:
         """The state by the matcher. Raises UsageError if the format takes too much work."""
         started = perf_counter()
         try:
-            if not self._go(path):
-                return _NOTHING
-            state = self._here()
+            state = self._here() if self._go(path) else _NOTHING
             if self._matcher.is_error():
                 reason, found = self._matcher.stop_reason(), self._matcher.get_error()
                 self._restart()
                 if "NoExtension" in (reason + found):  # no token of the vocabulary goes on
                     return _NOTHING
-                raise UsageError(
-                    f"the format takes too much work here: {found.splitlines()[0][:200]}",
-                    hint="simplify it: fewer alternatives, and no long chains of optional parts",
-                )
+                raise too_much_work("the format", found)
             return state
         finally:
             self.mask_s += perf_counter() - started

@@ -95,7 +95,7 @@ def folder() -> Path:
 
 def template_names() -> list[str]:
     """The templates in `folder`."""
-    return sorted(path.stem for path in folder().glob("*.toml"))
+    return sorted(path.stem for path in folder().glob("*.toml") if _NAME.fullmatch(path.stem))
 
 
 def find(name: str) -> PromptTemplate:
@@ -208,10 +208,10 @@ def _edit(name: str, output: Output) -> None:
     before = models_toml.text_of(path) if path.exists() else _NEW.format(name=name)
     if not editor():
         raise UsageError("there is no editor", hint=f"set VISUAL or EDITOR, or write {path}")
-    after = edited(before, f"{name}.toml")
-    if after == before:
-        output.note("nothing was changed")
-        return
-    models_toml.write(path, after)
+    with edited(before, f"{name}.toml") as after:
+        if after == before:
+            output.note("nothing was changed")
+            return
+        models_toml.write(path, after)
     _read(name, path)
     output.note(f"saved {path}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.chat import format as room
 from specllama.chat.format import MAX_BYTES, AnswerFormat, check_format, format_of, read_format
 from specllama.chat.format_masks import FormatConstraint
 from specllama.core.constraint import Allowed
@@ -71,6 +72,15 @@ def schema(node: object) -> AnswerFormat:
     return format_of("json-schema", json.dumps(node))
 
 
+OPTIONAL = {f"k{i}": {"type": "null"} for i in range(1000)}
+CHAIN = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(4000)} | {"4000": {"type": "null"}}
+
+
+def unchecked(node: object) -> AnswerFormat:
+    """A schema as llguidance takes it, without our check."""
+    return AnswerFormat("json-schema", "", room._json_rules(json.dumps(node)))
+
+
 IMPOSSIBLE: dict[str, tuple[str, str]] = {
     "no JSON": ("json-schema", "{"),
     "a list": ("json-schema", "[]"),
@@ -90,6 +100,18 @@ IMPOSSIBLE: dict[str, tuple[str, str]] = {
     "endless choice": ("json-schema", '{"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}'),
     "deep": ("json-schema", '{"type":"array","items":' * 3000 + "true" + "}" * 3000),
     "large": ("json-schema", json.dumps({"enum": ["x" * 100] * 11_000})),
+    "endless by an escaped name": (
+        "json-schema",
+        json.dumps(RECURSIVE).replace("#/$defs", "#/%24defs"),
+    ),
+    "endless count": ("json-schema", '{"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}}'),
+    "endless rule": ("grammar", 'root ::= "a" root'),
+    "optional parts": ("json-schema", json.dumps({"type": "object", "properties": OPTIONAL})),
+    "long chain": ("json-schema", json.dumps({"$ref": "#/$defs/0", "$defs": CHAIN})),
+    "long chain of rules": (
+        "grammar",
+        "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(10_000)) + 'r10000: "a"',
+    ),
     "unknown rule": ("grammar", "start: foo"),
     "no rules": ("grammar", ""),
     "left alone": ("grammar", 'start: start "x"'),
@@ -120,6 +142,13 @@ def test_an_unusable_format_is_refused_at_once(case: str) -> None:
         {"$ref": "#/$defs/t", "$defs": {"t": {"type": ["array", "null"], "items": {"$ref": "#/$defs/t"}}}},
         {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
         {"type": "array", "items": {"$ref": "#"}},
+        {
+            "type": "object",
+            "patternProperties": {"^a": {"type": "null"}},
+            "required": ["ab"],
+            "additionalProperties": False,
+        },
+        {"type": "object", "minProperties": 1, "additionalProperties": {"type": ["object", "null"]}},
         {"type": "string", "format": "date", "title": "a", "default": "b", "unknown": 1},
     ],
 )  # fmt: skip
@@ -292,3 +321,19 @@ def test_whatever_is_allowed_parses() -> None:
             if node.get("type") == "object":
                 assert set(node["required"]) <= set(value) <= set(node["properties"])
     assert n_done > 30
+
+
+def test_a_format_over_the_limits_is_an_error_where_they_are_reached() -> None:
+    """Prevents: a matcher in an error that reads as text that does not fit."""
+    constraint = FormatConstraint(unchecked({"type": "object", "properties": OPTIONAL}), Bytes())
+    with pytest.raises(UsageError, match="too much work"):
+        constraint.allowed(constraint.forced())
+
+
+@pytest.mark.slow
+def test_a_check_without_an_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a format that blocks the program for a minute, deaf to signals."""
+    monkeypatch.setattr(room, "_MAX_SECONDS", 0.5)
+    with pytest.raises(UsageError) as caught:
+        schema({"type": "object", "properties": {f"k{i}": {"type": "null"} for i in range(5000)}})
+    assert "0.5 seconds" in str(caught.value)

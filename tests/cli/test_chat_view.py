@@ -13,7 +13,7 @@ from specllama.cli.chat.view import ChatView
 from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.render import Figures
-from specllama.core.events import Finished, PromptProgress, TokenEvent
+from specllama.core.events import Finished, Notice, PromptProgress, TokenEvent
 from specllama.core.stats import SpecStats
 
 PIECES = ["<think>", "a b", "</think>", "\n", "# T", "\n", "say ", "**yes**", "\x1b[2J"]
@@ -36,6 +36,19 @@ def show(
     view.take(Finished("stop", SpecStats()))
     view.close()
     return paper.getvalue(), view
+
+
+def test_notices_stay_out_of_an_answer_on_a_pipe() -> None:
+    """Prevents: a note in the middle of a sentence where stdout and stderr are one file."""
+    stream = Stream(paper := io.StringIO(), False, False, False, False)
+    answer = TextStream(lambda token: b"ab"[token : token + 1])
+    view = ChatView(Output(stream, stream), answer, Figures(100, drafts=False), live=False, starts_thinking=False)
+    for event in (Notice("first"), TokenEvent(0, "bonus", 0), Notice("second"), TokenEvent(1, "bonus", 1)):
+        view.take(event)
+    view.refresh()
+    view.take(Finished("stop", SpecStats()))
+    view.close()
+    assert paper.getvalue() == "note: first\nab\nnote: second\n"
 
 
 def plain(written: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from specllama.base.errors import SpecllamaError
+from specllama.cli.screen.editor import edited
+from specllama.files import models_toml
 from tests.cli.conftest import Pair, Run, record_of
 
 SUMMARY = """
@@ -121,6 +125,7 @@ def test_a_system_prompt_of_config_toml_gives_way_to_the_template(specllama: Run
 def test_templates_are_listed_with_their_variables_and_shown(specllama: Run, folder: Path) -> None:
     """Prevents: one damaged file that hides the others."""
     (folder / "broken.toml").write_text("prompt = ")
+    (folder / "two words.toml").write_text(SUMMARY)
     listed = specllama("templates")
     assert listed.code == 0
     assert [line.split()[:4] for line in listed.out.splitlines()] == [["summary", "$lang", "$n", "$input"]]
@@ -147,13 +152,37 @@ def test_edit_makes_a_template_that_can_be_used(
 
 @pytest.mark.parametrize(
     ("words", "editor"),
-    [(["--edit"], "true"), (["a/b", "--edit"], "true"), (["x", "--edit"], ""), (["x", "--edit"], "false")],
+    [
+        (["--edit"], "true"),
+        (["a/b", "--edit"], "true"),
+        (["x", "--edit"], ""),
+        (["x", "--edit"], "false"),
+        (["x", "--edit"], '"'),
+        (["x", "--edit"], "/no/editor"),
+    ],
 )
-def test_what_cannot_be_edited_is_a_usage_error(
+def test_what_cannot_be_edited_is_an_error(
     specllama: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], editor: str
 ) -> None:
-    """Prevents: a file outside the folder, and half a template of an editor that failed."""
+    """Prevents: a file outside the folder, half a template of an editor that failed, or an internal error."""
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", editor)
-    assert specllama("templates", *words).code == 2
+    assert specllama("templates", *words).code == (1 if editor in ("false", '"', "/no/editor") else 2)
     assert [path.name for path in folder.iterdir()] == ["summary.toml"]
+
+
+@pytest.mark.parametrize("command", ["printf '\\377' >>", "rmdir $PLACE; touch $PLACE; printf kept >>"])
+def test_a_text_that_cannot_be_saved_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Prevents: lost work after an edit that is not UTF-8, or that the disk refuses."""
+    place, script = tmp_path / "place", tmp_path / "editor.sh"
+    place.mkdir()
+    script.write_text(f'{command} "$1"\n')
+    monkeypatch.setenv("PLACE", str(place))
+    monkeypatch.setenv("VISUAL", f"sh {script}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SpecllamaError) as caught, edited("before", "x.toml") as after:
+        models_toml.write(place / "x.toml", after)
+    [kept] = tmp_path.glob("specllama-*/x.toml")
+    assert kept.read_bytes().startswith(b"before")
+    assert len(kept.read_bytes()) > len(b"before")
+    assert str(kept) in caught.value.hint

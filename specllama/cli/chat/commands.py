@@ -140,8 +140,9 @@ def _edit(chat: ChatState, rest: str) -> None:
     text = unquoted(rest)
     if not text:
         if editor():
-            with nullcontext() if chat.keyboard is None else chat.keyboard.lent():
-                text = edited(last, "message.md").removesuffix("\n")
+            lent = nullcontext() if chat.keyboard is None else chat.keyboard.lent()
+            with lent, edited(last, "message.md") as written:
+                text = written.removesuffix("\n")
         elif chat.source is not None and chat.source.edits:
             chat.prefilled, chat.edits_last = last, True
             return

@@ -44,6 +44,8 @@ class AnswerView:
             self._add(self._answer.push(event.token, event.origin))
         elif isinstance(event, Notice):
             self._notices.append(event.text)
+            if not self._output.out.is_terminal and not self._figures.stats.n_emitted:
+                self._say_notices()
         elif isinstance(event, Finished):
             self._add(self._answer.finish())
 
@@ -71,10 +73,8 @@ class AnswerView:
             self._screen.clear()
 
     def refresh(self) -> None:
-        """Show what was taken. On a terminal notices wait until `close`, not to interrupt the answer."""
+        """Show what was taken. Notices after the first token wait until `close`, not to interrupt the answer."""
         self._draw()
-        if not self._output.out.is_terminal:
-            self._say_notices()
 
     def _say_notices(self) -> None:
         while self._notices:
