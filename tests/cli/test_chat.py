@@ -183,6 +183,14 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     assert not history(tmp_path).exists()
 
 
+def test_a_broken_editor_command_is_named(chat: Start) -> None:
+    """Prevents: a traceback for Ctrl-G, or a lost line."""
+    shown = chat("-n", "3", "--no-history", *ENDLESS, env={"VISUAL": '"'})
+    shown.child.send("draft\x07")
+    shown.wait_for(lambda t: "error: " in t.text and t.text.endswith(">>> draft"))
+    assert "Traceback" not in shown.text
+
+
 def test_forty_columns_are_enough(chat: Start) -> None:
     """Figures, help or tables that are torn at the margin of a narrow window."""
     shown = chat("-n", "500", *ENDLESS, columns=40, rows=20)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from specllama.base.disk import open_own, size_text
-from specllama.base.errors import UsageError
+from specllama.base.errors import SpecllamaError, UsageError
 from specllama.base.ranges import sound
 from specllama.base.text import decoded
 from specllama.cli.prompting import MAX_BYTES
+from specllama.cli.screen.editor import editor
 from specllama.cli.screen.keyboard import Keyboard
-from specllama.cli.screen.output import Output
+from specllama.cli.screen.output import Output, say_error, stream_of
 from specllama.cli.screen.visible import HIDDEN, N_BEFORE, in_one_line, visible
 
 if TYPE_CHECKING:
@@ -199,6 +202,7 @@ def _visible_line() -> Processor:
 
 def _bindings() -> Any:
     """Enter sends, unless a block in triple quotes is open; Alt-Enter or Ctrl-J makes a new line; Ctrl-G edits."""
+    from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.keys import Keys
 
@@ -223,6 +227,11 @@ def _bindings() -> Any:
 
     @bindings.add("c-g")
     def _(event: KeyPressEvent) -> None:
-        event.current_buffer.open_in_editor()
+        try:
+            editor()
+        except SpecllamaError as error:
+            run_in_terminal(partial(say_error, error, stream_of(sys.stderr)))
+        else:
+            event.current_buffer.open_in_editor()
 
     return bindings
