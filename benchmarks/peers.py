@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from toolchain import make_plan  # noqa: E402
 from wheelhouse import build_env, cache_home, n_cores  # noqa: E402
 
-PROGRAMS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-bench")
+PROGRAMS = ("llama-speculative-simple", "llama-speculative", "llama-completion", "llama-server", "llama-bench")
 # Flags of the bindings that leave the programs out.
 OWN_FLAGS = ("-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAVA_BUILD=OFF")
 PROGRAM_FLAGS = ("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF")
