@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from specllama.audit.kv import check_trees
-from specllama.audit.models import Recorded
+from specllama.audit.models import Recorded, Undecided
 from specllama.audit.parts import AuditPrompt
 from specllama.audit.report import KV_BOUND
+from specllama.core.engine import Engine
+from specllama.drafters.shape import FixedShape
+from specllama.drafters.tree import TreeDrafter
 from specllama.llama import LlamaModel
 from tests.llama.test_tree import path_to, random_tree
-from tests.real.conftest import DRAFT, SMALL, WINDOWED
-from tests.real.test_exact_real import PROMPTS, chat
+from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
+from tests.real.test_exact_real import N_TOKENS, PROMPTS, answer, chat
 
 pytestmark = pytest.mark.model
 OpenModel = Callable[..., LlamaModel]
@@ -53,3 +56,20 @@ def test_after_random_paths_the_kv_cache_is_that_of_a_chain(open_model: OpenMode
     assert row.difference <= KV_BOUND < row.wrong
     if model.plan.kernels:
         assert row.difference == row.narrow == 0.0
+
+
+@pytest.mark.parametrize(("name", "draft"), [(SMALL, SMALL), (WINDOWED, WINDOWED), (TARGET, DRAFT)])
+def test_greedy_answers_with_trees_are_those_without(open_model: OpenModel, name: str, draft: str) -> None:
+    """Prevents: text that depends on the branches beside it. A draft that is too good is made to err."""
+    target, drafts = open_model(name, n_ctx=1024, max_leaves=8), open_model(draft, n_ctx=1280, max_leaves=8)
+    if not target.plan.kernels:
+        pytest.skip("llama.cpp's own kernels round with the block")
+    model = Undecided(drafts) if name == draft else drafts
+    shape = FixedShape((-1, -1, -1, 0, 0, 1, 3))
+    drafter = TreeDrafter(model, shape, n_leaves=8, vocab_size=target.vocab_size)
+    paths = []
+    for prompt in (chat(target, text) for text in PROMPTS[: 1 if name == TARGET else 4]):
+        found, steps = answer(Engine(target, drafter), prompt, N_TOKENS)
+        assert found == answer(Engine(target), prompt, N_TOKENS)[0]
+        paths += [step.path for step in steps if step.path]
+    assert any(path != tuple(range(len(path))) for path in paths)
