@@ -84,7 +84,8 @@ def parse(words: list[str]) -> None:
         name, *words = words
         command = command.get_command(None, name)
         assert command is not None, f"no command {name}"
-    command.make_parser(command.context_class(command)).parse_args(list(words))
+    # With its settings: the first context of a command names its --help for good.
+    command.make_parser(command.context_class(command, **command.context_settings)).parse_args(list(words))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
