@@ -254,7 +254,10 @@ class Group(_Paged, TyperGroup):
 
 
 def adopt(app: typer.Typer) -> None:
-    """Give the commands of `app` the classes of this module, and the names of --help wherever they are first shown."""
+    """Give the commands of `app` the classes of this module and its settings.
+
+    The first context of a command names its --help for good, so each has the names of its own.
+    """
     app.rich_markup_mode = None
     app.info.cls = Group
     app.info.context_settings = {**CONTEXT, **(app.info.context_settings or {})}

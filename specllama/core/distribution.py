@@ -144,7 +144,7 @@ class Distribution:
         return self.spare(q, weight)[1]
 
     def without(self, *tokens: int) -> Distribution:
-        """The law given that the draw is none of `tokens`, renormalised; itself if no other token has mass."""
+        """The law with `tokens` removed, renormalised; itself if no other token has mass."""
         left = self._probs.copy()
         if self._ids is None:
             left[[token for token in tokens if 0 <= token < left.size]] = 0.0
