@@ -263,6 +263,60 @@ class LoadedModel(LanguageModel, Protocol):
         """Free the model; closing twice does nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sequence wants from a shared pass: `feed` of the first tokens, then `eval` or `grow` of the rest."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    n_rows: int  # the last so many tokens have logits; 0 = the part of a prompt
+    parents: tuple[int, ...] | None = None  # as `LanguageModel.eval` or `Growing.grow` takes them; None = a chain
+    grows: bool = False  # `grow`; with it, and with `parents`, all tokens have logits
+
+
+class SlotModel(Protocol):
+    """A model whose KV holds one sequence per slot; slots count from 0 and do not see each other."""
+
+    vocab_size: int
+    n_ctx: int  # most tokens of one slot
+    caps: Caps  # of a part
+    n_slots: int
+    max_rows: int  # most tokens of one pass, of all parts together
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent so far inside the model's own calls."""
+
+    def length(self, slot: int) -> int:
+        """Tokens now in the slot, the shared ones included."""
+
+    def run(self, parts: Sequence[Part]) -> list[FloatArray]:
+        """One pass over `parts`, at most one per slot; of each the logits (n_rows, V): views, valid until the next run.
+
+        Raises ContextFull, with every slot as before, if a part does not fit into its slot. After Interrupted or
+        BackendError every slot is empty.
+        """
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop every token of the slot from `length` on."""
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """Of the slot's last part keep the pending token (its KV up to `length`) and the nodes of `path`."""
+
+    def share(self, tokens: Sequence[int]) -> None:
+        """Read `tokens` once: every slot, empty until now, begins with them. `truncate` may cut a slot below them."""
+
+    def watch(self, cancel: Cancel | None) -> None:
+        """Stop a long computation when `cancel` is set; None = watch nothing."""
+
+    def close(self) -> None:
+        """Free the KV; closing twice does nothing."""
+
+
 @runtime_checkable
 class Adapter(LanguageModel, Protocol):
     """A model that uses the KV of another model."""
