@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, str] = {
     "pairs": "base core prompts drafters files kernels llama chat",
     "tuning": "base core prompts drafters kernels llama chat pairs",
     "derive": "base core drafters files llama pairs tuning",
-    "batch": "base core",
+    "batch": "base core chat",
     "bench": "base core prompts drafters llama tuning",
     "audit": "base core drafters",
     "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
