@@ -1,5 +1,9 @@
 // The buffer type in ggml's own CPU back end: odd shapes, unaligned data, one and several threads. Compiled with
 // sanitizers by test_arithmetic.py, which also says what a build covers.
+#include <unistd.h>
+
+#include <fstream>
+
 #include "backend.cpp"
 #include "self_test.cpp"
 
@@ -133,6 +137,22 @@ std::string try_left_out() {
     return buffer_type() == weight.buffer->buft && !packable(weight.tensor) ? "" : "rows that fill no block are packed";
 }
 
+// Large buffers lie in huge pages where the system has them.
+std::string try_huge_pages() {
+    const std::vector<uint8_t> file((size_t)4096 * 544);  // 512 weights in 16 blocks of 34 bytes
+    const Weight weight(GGML_TYPE_Q8_0, 512, 4096, 1, file.data());
+    const auto base = (uintptr_t)ggml_backend_buffer_get_base(weight.buffer);
+    if (base % (2 << 20)) return "a large buffer does not begin with a huge page";
+    std::ifstream smaps(access("/sys/kernel/mm/transparent_hugepage", F_OK) ? "" : "/proc/self/smaps");
+    bool here = false;
+    for (std::string line; std::getline(smaps, line);) {
+        uintptr_t first, last;
+        if (sscanf(line.c_str(), "%zx-%zx ", &first, &last) == 2) here = first <= base && base < last;
+        if (here && !line.compare(0, 7, "VmFlags") && line.find(" hg") == std::string::npos) return "a large buffer has small pages";
+    }
+    return "";
+}
+
 // As `Case`, inside ggml: by ours, or by llama.cpp for what is left to it. The slopes of ALiBi are those of the paper.
 std::string try_graph(const Case& its, float bias, int threads, bool ours) {
     constexpr int kv_heads = 2;
@@ -210,6 +230,7 @@ std::string try_all() {
     specllama_kernels_enable(3);
     if (auto wrong = try_product(GGML_TYPE_Q8_0, {2001, 18, 3}, 3); !wrong.empty()) return wrong;
     if (auto wrong = try_left_out(); !wrong.empty()) return wrong;
+    if (auto wrong = try_huge_pages(); !wrong.empty()) return wrong;
 
     const int step = path->attention_step;
     const Case sizes[] = {
