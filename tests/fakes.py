@@ -11,10 +11,10 @@ from typing import TypeAlias
 import numpy as np
 
 from specllama.audit.enumeration import ContractBroken
-from specllama.base.errors import ContextFull, Interrupted
+from specllama.base.errors import BackendError, ContextFull, Interrupted
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
-from specllama.core.types import Cancel, Caps, Chooser, Draft, Observation
+from specllama.core.types import Cancel, Caps, Chooser, Draft, Observation, Part
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
@@ -225,10 +225,15 @@ class FakeModel:
         if self.length + len(tokens) > self.n_ctx:
             raise ContextFull(f"{self.length} + {len(tokens)} tokens in a context of {self.n_ctx}")
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        if self._rows is not None and len(tokens):
+    def forget_rows(self) -> None:
+        """Turn the rows of the last `eval` or `grow` into NaN."""
+        if self._rows is not None:
             self._rows.fill(np.nan)
             self._rows = None
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        if len(tokens):
+            self.forget_rows()
         self._kv.extend(int(token) for token in tokens)
         self._pending_at, self._parents = None, ()
 
@@ -238,6 +243,82 @@ class FakeModel:
     def _require_line(self) -> None:
         if self._branches():
             raise ContractBroken("feed or eval after a tree, before keep")
+
+
+@dataclass(slots=True)
+class FakeSlots:
+    """A `SlotModel`: one `FakeModel` per slot, with its checks. `hook` is called before every pass and may raise.
+
+    It raises ContractBroken for a pass without parts, of more than `max_rows` tokens, with two parts of one slot, or
+    with tokens before a tree. Rows of all slots turn into NaN with the next pass. As promised, an error of a pass
+    leaves every slot empty.
+    """
+
+    table: Table
+    vocab_size: int
+    n_slots: int
+    n_ctx: int = 64
+    end_tokens: frozenset[int] = frozenset()
+    caps: Caps = field(default_factory=lambda: Caps(tree=True, max_leaves=32))
+    max_rows: int = 64
+    hook: Hook = lambda n_call, name: None
+    passes: list[tuple[Part, ...]] = field(default_factory=list)
+    shared: History = ()
+    watched: Cancel | None = None
+    busy_s: float = 0.0
+    slots: list[FakeModel] = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = (self.table, self.vocab_size, self.n_ctx, self.end_tokens, self.caps)
+        self.slots = [FakeModel(*made) for _ in range(self.n_slots)]
+
+    def length(self, slot: int) -> int:
+        return self.slots[slot].length
+
+    def run(self, parts: Sequence[Part]) -> list[FloatArray]:
+        used, n_tokens = {part.slot for part in parts}, sum(len(part.tokens) for part in parts)
+        if not parts or len(used) < len(parts) or n_tokens > self.max_rows or not all(part.tokens for part in parts):
+            raise ContractBroken(f"a pass of {len(parts)} parts, {len(used)} slots and {n_tokens} tokens")
+        if any((part.grows or part.parents) and part.n_rows < len(part.tokens) for part in parts):
+            raise ContractBroken("tokens without logits before a tree")
+        self.passes.append(tuple(parts))
+        for model in self.slots:
+            model.forget_rows()
+        try:
+            self.hook(len(self.passes) - 1, "run")
+            return [self._computed(part) for part in parts]
+        except BackendError:
+            for slot in range(self.n_slots):
+                self.truncate(slot, 0)
+            raise
+
+    def _computed(self, part: Part) -> FloatArray:
+        model, n_read = self.slots[part.slot], len(part.tokens) - part.n_rows
+        if n_read:
+            model.feed(part.tokens[:n_read])
+        if part.grows:
+            assert part.parents is not None
+            return model.grow(part.tokens, part.parents)
+        return model.eval(part.tokens[n_read:], part.parents) if part.n_rows else np.empty((0, self.vocab_size))
+
+    def truncate(self, slot: int, length: int) -> None:
+        self.slots[slot].truncate(length)
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        self.slots[slot].keep(length, path)
+
+    def share(self, tokens: Sequence[int]) -> None:
+        if any(model.length for model in self.slots):
+            raise ContractBroken("share with tokens in a slot")
+        self.shared = tuple(tokens)
+        for model in self.slots:
+            model.feed(tokens)
+
+    def watch(self, cancel: Cancel | None) -> None:
+        self.watched = cancel
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 Script: TypeAlias = Callable[[History, int, Chooser], Draft]  # (tokens, limit, choose) -> at most `limit` tokens

@@ -51,5 +51,6 @@ class Done:
     tokens: tuple[int, ...] = ()  # the answer, without its end token; what there was before an error
     reason: Reason | None = None  # why it ended: "stop", "length" or "cancelled"; None = `error`
     error: SpecllamaError | None = None
+    notices: tuple[str, ...] = ()  # sentences for the user, each once
     stats: SpecStats = field(default_factory=SpecStats)
     times: Times | None = None  # None = it was never in the pool

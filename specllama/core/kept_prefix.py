@@ -8,7 +8,7 @@ from threading import Lock, RLock
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from specllama.base.errors import ModelBusy, PairError, PromptError
+from specllama.base.errors import ContextFull, ModelBusy, PairError, PromptError
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, Resuming, common_prefix
@@ -143,6 +143,15 @@ def require_fitting(prompt: Sequence[int], n_ctx: int) -> None:
         raise PromptError(
             f"the prompt has {counted(len(prompt), 'token')}, the context holds {n_ctx}",
             hint="shorten it, or use a longer context if the model was trained for one",
+        )
+
+
+def require_room(n_ctx: int, n_held: int, n_new: int) -> None:
+    """Raises ContextFull if a KV of `n_ctx` tokens that holds `n_held` cannot take `n_new` more."""
+    if n_held + n_new > n_ctx:
+        raise ContextFull(
+            f"the context of {n_ctx} tokens has no room for {counted(n_new, 'token')} after {n_held}",
+            hint="use a longer context (--ctx-size)",
         )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from specllama.base.errors import ConfigError
 from specllama.core.types import DraftPlan, Observation
@@ -109,6 +109,20 @@ class CostProfile:
         return best_case(self.draft_cost(), self.verify_cost, self.verify[-1][0])
 
 
+class PassCosts(Protocol):
+    """What a controller decides by: costs in units of a pass of the target without drafts."""
+
+    @property
+    def verify(self) -> Points:
+        """The points that were measured."""
+
+    def verify_cost(self, n: int, depth: int = 0) -> float:
+        """The target's pass over n rows after `depth` tokens; 1 for one row."""
+
+    def draft_cost(self, n: int = 1) -> float:
+        """The draft's pass over n rows."""
+
+
 @dataclass(slots=True)
 class _Step:
     """The plan and the answers since the last verification."""
@@ -138,7 +152,7 @@ class Controller:
     seed gives the same text. A model that does not pay is neither evaluated nor fed, but probed.
     """
 
-    def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
+    def __init__(self, costs: PassCosts, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
         self.calibration = calibration or Calibration()
         self._longest = n_max
         self.use(costs)
@@ -148,8 +162,8 @@ class Controller:
         self._gap = 0  # idle tokens before the next probe; 0 until the model is first considered
         self._probed = False  # the last plan has a probe
 
-    def use(self, costs: CostProfile) -> None:
-        """Decide by these costs from the next answer on."""
+    def use(self, costs: PassCosts) -> None:
+        """Decide by these costs from the next step on."""
         self.costs = costs
         # Blocks that were not measured are not tried: T(n) can jump.
         self.n_max = min(self._longest, max(costs.verify[-1][0] - 1, 1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specllama.core.types import DraftPlan, Observation
 from specllama.core.verification import children_of
 from specllama.drafters.calibration import Calibration, Prior
-from specllama.drafters.controller import Controller, CostProfile
+from specllama.drafters.controller import Controller, PassCosts
 from specllama.drafters.length import TUNED
 from specllama.drafters.shape import Grounds, GrownTree, Shape, best_shapes, by_rank
 
@@ -53,7 +53,7 @@ class TreeController(Controller):
     confidences, and is a chain where siblings do not pay. Each rank of siblings has a calibration of its own.
     """
 
-    def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
+    def __init__(self, costs: PassCosts, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
         self._siblings = [Calibration(prior) for prior in SIBLINGS]
         self._tree: _TreeStep | None = None
         self._shapes: list[Shape] = []  # best_shapes of `_shaped_by`

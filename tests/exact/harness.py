@@ -11,7 +11,7 @@ from specllama.core.constraint import Constraint
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel, Caps, Chooser, Drafter, Rule
+from specllama.core.types import Cancel, Caps, Chooser, Drafter, LanguageModel, Rule
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.shape import FixedShape
 from specllama.drafters.tree import TreeDrafter
@@ -58,16 +58,14 @@ class Pair:
         if self.draft is None:
             return Rig(target, None, None, rule=self.rule)
         draft = FakeModel(self.draft, self.n_draft_vocab or self.n_vocab, self.n_draft_ctx, self.end_tokens)
+        return Rig(target, draft, self.drafter_with(draft), rule=self.rule, parts=self.parts)
+
+    def drafter_with(self, draft: LanguageModel) -> Drafter:
         model, temperature, n_vocab = self.parts.draft(draft), self.draft_temperature, self.n_vocab
-        drafter: Drafter
         if self.tree is not None:
             shape = FixedShape(self.tree)
-            drafter = TreeDrafter(model, shape, n_leaves=32, temperature=temperature, vocab_size=n_vocab)
-        else:
-            drafter = ModelDrafter(
-                model, n_max=self.n_max, p_min=self.p_min, temperature=temperature, vocab_size=n_vocab
-            )
-        return Rig(target, draft, drafter, rule=self.rule, parts=self.parts)
+            return TreeDrafter(model, shape, n_leaves=32, temperature=temperature, vocab_size=n_vocab)
+        return ModelDrafter(model, n_max=self.n_max, p_min=self.p_min, temperature=temperature, vocab_size=n_vocab)
 
     def law_at(self, params: SamplingParams) -> Callable[[History], TokenLaw]:
         """The law of the token after a history, by the reference alone."""

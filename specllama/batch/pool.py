@@ -1,0 +1,340 @@
+"""Many requests in one model: each in its own greenlet with an engine of its own, their passes shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
+from typing import Any, Protocol, cast
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from specllama.base.clock import perf_counter
+from specllama.base.errors import Interrupted, ModelBusy, SpecllamaError, UsageError
+from specllama.batch.request import Done, Request, Times
+from specllama.batch.slot_view import SlotView, Want
+from specllama.batch.stats import BatchStats
+from specllama.core.arrays import FloatArray
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, Notice, TokenEvent
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, Part, SlotModel, common_prefix
+
+# Unread tokens in a pass beside rows that requests wait for: a long prompt slows the steps of others by a bounded
+# factor.
+SLICE = 32
+FEW = 8  # so many unread tokens go before the prompts of others: they belong to a step
+LEAST_SHARED = 16  # a shorter common beginning is not worth a pass of its own
+
+
+class EngineMaker(Protocol):
+    """Makes the engine of every request, and hears of the passes that it may learn from."""
+
+    def begin(self, target: SlotView, draft: SlotView | None, request: Request) -> Engine:
+        """A request begins in the slot of the views."""
+
+    def end(self, slot: int) -> None:
+        """The request of the slot has ended."""
+
+    def passed(self, parts: Sequence[Part], n_drafting: int) -> None:
+        """The target has computed `parts`; before that, `n_drafting` requests had the draft model evaluated.
+
+        Called before a request of these parts goes on.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A request in a slot, and what there is of its answer."""
+
+    number: int  # in the order of the caller's requests
+    slot: int
+    request: Request
+    taken: float
+    started: float = 0.0
+    first: float | None = None
+    waited_s: float = 0.0
+    want: Want | None = None  # None = it runs, has not begun, or has ended
+    thread: Any = None  # its greenlet; None = it has not begun
+    tokens: list[int] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    finished: Finished | None = None
+    error: SpecllamaError | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, TokenEvent):
+            self.first = self.first or perf_counter()
+            self.tokens.append(event.token)
+        elif isinstance(event, Notice):
+            self.notices.append(event.text)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    def done(self) -> Done:
+        reason, stats = (None, SpecStats()) if self.finished is None else (self.finished.reason, self.finished.stats)
+        stats.passes.clear()  # the times of shared passes say nothing of plain decoding
+        times = Times(self.taken, self.started, self.first, perf_counter(), self.waited_s)
+        return Done(self.request.id, tuple(self.tokens), reason, self.error, tuple(self.notices), stats, times)
+
+
+class _Source:
+    """The caller's requests, numbered. After an exception there are no more; `finish` raises it."""
+
+    def __init__(self, requests: Iterable[Request | Done]) -> None:
+        self._left: Iterator[tuple[int, Request | Done]] | None = enumerate(requests)
+        self._error: Exception | None = None
+
+    def take(self) -> tuple[int, Request | Done] | None:
+        try:
+            found = None if self._left is None else next(self._left, None)
+        except Exception as error:
+            found, self._error = None, error
+        if found is None:
+            self._left = None
+        return found
+
+    def finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class _Ended:
+    """The ends that the caller has not seen."""
+
+    def __init__(self, *, in_order: bool) -> None:
+        self._in_order, self._due, self._waiting = in_order, 0, dict[int, Done]()
+
+    def add(self, number: int, done: Done) -> None:
+        self._waiting[number] = done
+
+    def take(self) -> Done | None:
+        """The next one; None = it has not ended yet."""
+        number = self._due if self._in_order else next(iter(self._waiting), -1)
+        done = self._waiting.pop(number, None)
+        self._due += done is not None
+        return done
+
+
+def planned(wants: Sequence[Want], most: int) -> list[tuple[Want, Part]]:
+    """What one pass of at most `most` tokens computes of `wants`, which stand in the order of their turn."""
+    reading = min(SLICE, most) if any(len(want.unread) <= FEW for want in wants) else most
+    chosen = list[tuple[Want, Part]]()
+    for want in sorted(wants, key=lambda want: len(want.unread) > FEW):
+        n_unread = len(want.unread)
+        fits = n_unread <= reading and n_unread + len(want.tokens) <= most
+        if fits and (want.is_chain or not n_unread):
+            part = want.whole()
+        elif n_unread := min(n_unread, reading, most):
+            part = want.reading(n_unread)
+        else:
+            continue
+        chosen.append((want, part))
+        reading -= n_unread
+        most -= len(part.tokens)
+    return chosen
+
+
+class Pool:
+    """Answers requests with `target` and `draft`, as many at once as they have slots. Not thread-safe, except `cancel`.
+
+    Every request runs the ordinary `Engine`, which waits in its greenlet whenever it wants logits. The pool then
+    computes one pass for all that wait: first those of the draft, until every request waits for the target. The slot of
+    an ended request is free for the next one; its tokens stay in the KV, so a common beginning is not read again.
+
+    A request depends only on the passes of others that came before its own step, so its law is that of it alone.
+    """
+
+    def __init__(
+        self, target: SlotModel, draft: SlotModel | None, maker: EngineMaker, *, cancel: Cancel | None = None
+    ) -> None:
+        """`cancel` ends all requests at the next step. The caller closes the models."""
+        self._target, self._draft, self._maker = target, draft, maker
+        self.cancel = cancel or Cancel()
+        self.stats = BatchStats(n_slots=target.n_slots)
+        slots = range(target.n_slots)
+        self._views = [SlotView(target, slot, self._wait) for slot in slots]
+        self._draft_views = [None if draft is None else SlotView(draft, slot, self._wait) for slot in slots]
+        # The record of a view is kept by its users only.
+        self._kept = [KeptPrefix.of(view) for view in (*self._views, *self._draft_views) if view is not None]
+        self._tasks: list[_Task] = []  # in the order of their turn
+        self._drafting = set[int]()  # slots whose request used the draft since the last pass of the target
+        self._running, self._thread = False, 0
+        for model in (target, draft):
+            if model is not None:
+                model.watch(self.cancel)
+
+    def run(self, requests: Iterable[Request | Done], *, in_order: bool = False) -> Iterator[Done]:
+        """The ends of all requests, as they come or in the order of the requests.
+
+        A request is taken when a slot is free. The error of a request is in its Done. An exception that `requests`
+        raises is raised when the requests before it have ended. Raises ModelBusy while another `run` is open.
+        """
+        if self._running:
+            raise ModelBusy("the pool answers other requests (one run at a time)", hint="read it to its end first")
+        self._running, self._thread = True, get_ident()
+        source, ended = _Source(requests), _Ended(in_order=in_order)
+        try:
+            while True:
+                goes_on = self._fill(source, ended) or self._step(ended)
+                while (done := ended.take()) is not None:
+                    yield done
+                    if get_ident() != self._thread:
+                        raise UsageError("the answers are read in two threads, expected one")
+                if not goes_on:
+                    break
+            source.finish()
+        finally:
+            if get_ident() == self._thread:  # a greenlet cannot leave its thread
+                self._abandon()
+                self._running = False
+
+    def _fill(self, source: _Source, ended: _Ended) -> bool:
+        """Take one request if a slot is free; False = nothing was taken."""
+        free = set(range(self.stats.n_slots)).difference(task.slot for task in self._tasks)
+        if not free or self.cancel.is_set() or (taken := source.take()) is None:
+            return False
+        number, request = taken
+        if isinstance(request, Done):
+            self._count(request)
+            ended.add(number, request)
+        else:
+            self._tasks.append(_Task(number, min(free), request, perf_counter()))
+            self.stats.n_active = len(self._tasks)
+        return True
+
+    def _step(self, ended: _Ended) -> bool:
+        """One pass of a model, or of both if the draft only reads; False = no request is left."""
+        if not self._tasks:
+            return False
+        began_s, stats = perf_counter(), self.stats
+        self._share()
+        for task in [each for each in self._tasks if each.thread is None]:
+            self._begin(task, ended)
+        for task in self._tasks[:]:
+            if self.cancel.is_set() or task.request.cancel.is_set():
+                self._throw(task, Interrupted("the request was cancelled"), ended)
+        drafting = [task for task in self._tasks if task.want is not None and task.want.view.slots is self._draft]
+        rest = [task for task in self._tasks if task not in drafting]
+        if not (drafting and self._pass(drafting, ended)) and rest:
+            self._pass(rest, ended)
+        stats.n_active = len(self._tasks)
+        stats.kv_s = sum(view.kv_s for view in (*self._views, *self._draft_views) if view is not None)
+        stats.elapsed_s += perf_counter() - began_s
+        return True
+
+    def _share(self) -> None:
+        """Read the common beginning of the first requests once."""
+        if len(self._tasks) < 2 or any(self._target.length(slot) for slot in range(self.stats.n_slots)):
+            return
+        first, *others = (task.request.tokens for task in self._tasks)
+        n_shared = min(common_prefix(first, other) for other in others)
+        if min(n_shared, self._target.n_ctx) < LEAST_SHARED:
+            return
+        began_s, shared = perf_counter(), tuple(first[:n_shared])
+        self._target.share(shared)
+        for view in self._views:
+            KeptPrefix.of(view).hold([*shared, shared[-1]])
+        self.stats.count_pass(0, n_shared, perf_counter() - began_s)
+
+    def _pass(self, tasks: Sequence[_Task], ended: _Ended) -> bool:
+        """One pass for `tasks`, which want logits of the same model; True if it gave some of them theirs."""
+        by_want = {task.want: task for task in tasks if task.want is not None}
+        model, stats = next(iter(by_want)).view.slots, self.stats
+        chosen = planned(list(by_want), model.max_rows)
+        parts = [part for _, part in chosen]
+        n_rows = sum(part.n_rows for part in parts)
+        n_read = sum(len(part.tokens) for part in parts) - n_rows
+        began_s = perf_counter()
+        try:
+            rows = model.run(parts)
+        except SpecllamaError as error:  # every slot of the model is empty
+            for task in self._tasks[:] if model is self._target else tasks:
+                self._throw(task, error, ended)
+            return True
+        seconds = perf_counter() - began_s
+        for want, part in chosen:
+            want.in_passes_s += seconds
+            del want.unread[: len(part.tokens) - part.n_rows]
+        given = [
+            (by_want[want], part, logits) for (want, part), logits in zip(chosen, rows, strict=True) if part.n_rows
+        ]
+        if model is self._target:
+            stats.count_pass(n_rows, n_read, seconds)
+            self._maker.passed(parts, len(self._drafting))
+            self._drafting.difference_update(task.slot for task, _, _ in given)
+        else:
+            stats.count_draft_pass(n_rows, n_read, seconds)
+            self._drafting.update(task.slot for task, _, _ in given)
+        for task, _, logits in given:
+            self._go_on(task, partial(task.thread.switch, logits), ended)
+        return bool(given)
+
+    def _begin(self, task: _Task, ended: _Ended) -> None:
+        task.started, task.thread = perf_counter(), greenlet(self._answer)
+        self._go_on(task, partial(task.thread.switch, task), ended)
+
+    def _throw(self, task: _Task, error: SpecllamaError, ended: _Ended) -> None:
+        self._go_on(task, partial(task.thread.throw, error), ended)
+
+    def _go_on(self, task: _Task, switch: Callable[[], object], ended: _Ended) -> None:
+        """The turn of a task, until it wants logits or ends."""
+        thread, want = task.thread, task.want
+        began_s = perf_counter()
+        if want is not None:
+            task.waited_s += began_s - want.asked_s - want.in_passes_s
+        thread.parent = getcurrent()  # the caller may read on in another greenlet
+        task.want = None
+        found = switch()
+        self.stats.turns_s += perf_counter() - began_s
+        self._tasks.remove(task)
+        if thread.dead:
+            done = task.done()
+            self._maker.end(task.slot)
+            self._count(done)
+            ended.add(task.number, done)
+        else:
+            task.want = cast(Want, found)
+            self._tasks.append(task)
+
+    def _answer(self, task: _Task) -> None:
+        """Runs in the greenlet of the task."""
+        request, slot = task.request, task.slot
+        try:
+            engine = self._maker.begin(self._views[slot], self._draft_views[slot], request)
+            events = engine.generate(
+                request.tokens,
+                request.params,
+                request.choose,
+                max_tokens=request.max_tokens,
+                stopper=request.stopper,
+                cancel=request.cancel,
+                constraint=request.constraint,
+            )
+            with closing(cast("Generator[Event, None, None]", events)):
+                for event in events:
+                    task.take(event)
+        except SpecllamaError as error:
+            task.error = error
+
+    @staticmethod
+    def _wait(want: Want) -> FloatArray:
+        """Leave the greenlet of a task until a pass has computed `want`.  (len(want.tokens), V)"""
+        rows: FloatArray = getcurrent().parent.switch(want)
+        return rows
+
+    def _count(self, done: Done) -> None:
+        self.stats.add(done)
+
+    def _abandon(self) -> None:
+        """End what is in progress: each engine leaves its KV as after a cancelled answer."""
+        with ExitStack() as stack:
+            for task in self._tasks:
+                if task.thread is not None and not task.thread.dead:
+                    task.thread.parent = getcurrent()
+                    stack.callback(task.thread.throw, GreenletExit)
+                    stack.callback(self._maker.end, task.slot)
+            self._tasks = []
+            self.stats.n_active = 0
