@@ -14,6 +14,7 @@ from specllama.llama.model import (
     requantize,
     set_log,
 )
+from specllama.llama.slots import LlamaSlots
 from specllama.llama.vocab import Vocabulary
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Device",
     "Header",
     "LlamaModel",
+    "LlamaSlots",
     "LoadOptions",
     "MemoryNeed",
     "Vocabulary",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
 
 from specllama.base.cpu import usable_cpus
 from specllama.base.errors import UsageError
+from specllama.base.text import counted
 from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE, PACKED
 from specllama.llama.header import PLAIN_TYPES, Header, has_states, n_kept_states
@@ -25,7 +26,7 @@ _AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
 # llama.cpp's AMX kernels read uninitialized memory if a row is one block of 32: with MALLOC_PERTURB_=1 all logits of
 # such a model are NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed correctly.
 AMX_SHORTEST_ROW = 64
-MOST_LEAVES = 256  # sequences in llama.cpp
+MOST_LINES = 256  # of llama.cpp's sequences in a context
 _TOLERATED_COPY = 0.1  # a file is mapped if at most this share is kept twice: it loads faster and is shared
 
 
@@ -73,14 +74,16 @@ class LoadPlan:
     n_threads: int
     n_threads_batch: int
     n_gpu_layers: int  # the output layer counts as one
+    on_gpu: float  # share of the model in memory that only the GPU has
     max_block: int
-    max_leaves: int
+    n_lines: int  # llama.cpp's sequences, one for each leaf of a tree
     n_kept_states: int  # of recurrent layers before the last one, if the architecture keeps them
     use_mmap: bool
     use_extra_bufts: bool
     kernels: bool
     need: MemoryNeed
     warnings: tuple[str, ...]
+    options: LoadOptions
 
 
 def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory, extra: tuple[str, ...]) -> LoadPlan:
@@ -109,14 +112,59 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_threads=n_threads,
         n_threads_batch=options.n_threads_batch or n_threads,
         n_gpu_layers=n_gpu_layers,
+        on_gpu=on_gpu,
         max_block=min(options.max_block, n_batch),
-        max_leaves=1 if has_states(header) else options.max_leaves,
+        n_lines=1 if has_states(header) else options.max_leaves,
         n_kept_states=n_kept_states(header, min(options.max_block, n_ubatch)),
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         kernels=options.kernels and BUFFER_TYPE in extra,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
+        options=options,
+    )
+
+
+def n_copies_of_lines(header: Header) -> int:
+    """Sequences of llama.cpp for a line in a cache of many texts.
+
+    A cell that one sequence holds, outside its window, counts as free in llama.cpp. So two hold it.
+    """
+    return 2 if header.n_swa else 1
+
+
+def plan_slots(
+    header: Header, loaded: LoadPlan, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int, free: int
+) -> LoadPlan:
+    """The numbers of a second context on a loaded model, for `n_slots` texts of `n_ctx` tokens; see slots.py.
+
+    Trees have fewer than `n_leaves` leaves if there are too many lines. Raises UsageError and MemoryShort.
+    """
+    for name, value, lowest in (("n_slots", n_slots, 1), ("n_ctx", n_ctx, 2), ("max_rows", max_rows, 1)):
+        if value < lowest:
+            raise UsageError(f"{name} is {value}, expected at least {lowest}")
+    n_per_leaf = 2 * n_copies_of_lines(header) * n_slots  # with one for spare cells
+    if n_per_leaf > MOST_LINES:
+        raise UsageError(
+            f"{n_slots} requests at once were asked for, expected at most {n_slots * MOST_LINES // n_per_leaf}",
+            hint="use fewer (--parallel)",
+        )
+    n_lines = n_per_leaf * min(n_leaves, MOST_LINES // n_per_leaf)
+    n_cells, options = n_slots * n_ctx, loaded.options
+    need = need_for(
+        header,
+        n_ctx=n_cells,
+        n_ubatch=max_rows,
+        n_outputs=max(max_rows, n_lines),
+        type_k=options.type_k,
+        type_v=options.type_v,
+    )
+    need = replace(need, weights=0, vocabulary=0)
+    what = f"{counted(n_slots, 'request')} at once"
+    fewer = "fewer requests at once (--parallel)"
+    require_memory(what, int(need.total * (1.0 - loaded.on_gpu)), free, n_ctx, fewer)
+    return replace(
+        loaded, n_ctx=n_cells, n_batch=n_cells, n_ubatch=max_rows, max_block=max_rows, n_lines=n_lines, need=need
     )
 
 
@@ -144,8 +192,8 @@ def check_options(header: Header, options: LoadOptions) -> None:
         value = getattr(options, name)
         if not isinstance(value, int) or not lowest <= value < 1 << 31:
             raise UsageError(f"{name} is {value}, expected a whole number of at least {lowest}")
-    if not 1 <= options.max_leaves <= MOST_LEAVES:
-        raise UsageError(f"max_leaves is {options.max_leaves}, expected a whole number from 1 to {MOST_LEAVES}")
+    if not 1 <= options.max_leaves <= MOST_LINES:
+        raise UsageError(f"max_leaves is {options.max_leaves}, expected a whole number from 1 to {MOST_LINES}")
     for name in ("n_threads", "n_threads_batch"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= 1024):

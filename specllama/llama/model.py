@@ -6,26 +6,22 @@ with a length that is always known, also after an error.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from specllama.base.clock import perf_counter
-from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, RollbackRefused, SpecllamaError
+from specllama.base.errors import BackendError, ContextFull, RollbackRefused
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Cancel, Caps, require_chain
+from specllama.core.types import Caps, require_chain
 from specllama.files.gguf_check import read_parts
 from specllama.kernels.library import Kernels, self_test
 from specllama.llama import crash_test
-from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
+from specllama.llama.bindings import attach_kernels, bindings, devices, extra_buffer_types, log
+from specllama.llama.context import Context
 from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture, why_no_tree
 from specllama.llama.load_plan import (
@@ -42,7 +38,6 @@ from specllama.llama.memory import MemoryNeed, memory_free, need_for
 from specllama.llama.open import (
     LoadProgress,
     Native,
-    Pointers,
     describe,
     load_model,
     load_vocabulary_only,
@@ -51,7 +46,7 @@ from specllama.llama.open import (
 )
 from specllama.llama.quantize import quantize
 from specllama.llama.rollback import MOST_AGAIN, Rollback, SavedStates, Truncation
-from specllama.llama.tree import Growth, Tree
+from specllama.llama.tree import Growth, Tree, TreeLines
 from specllama.llama.vocab import Vocabulary
 
 _EVERY = -1  # sequence
@@ -59,7 +54,6 @@ _WIDE = 6  # rows of the test of our kernels
 _N_REHEARSED = 128  # tokens of context
 _ROUNDING = 0.5  # most that a logit of a row depends on the rows beside it, in parts of the logits' spread
 _CHARACTERS = (*range(0x250), *range(0x4E00, 0x4E20), *range(0x1F600, 0x1F620))  # of a rehearsal: 1 to 4 bytes long
-_OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
 
 def set_log(sink: LogSink | None) -> None:
@@ -112,7 +106,7 @@ def load(
     native = load_model(about, plan, progress)
     try:
         refuse_kind(native, about)
-        open_context(native, about, plan, wish)
+        open_context(native, about, plan)
         loaded = LlamaModel(native, about, plan)
         loaded.probe_rollback()
         if wish.max_leaves > 1:
@@ -161,7 +155,7 @@ def rehearse(use: Use) -> object:
     plan = plan_load(about, wish, free=sys.maxsize, gpu=gpu, extra=extra_buffer_types())
     native = load_model(about, plan, None, weights=use.weights)
     refuse_kind(native, about)
-    open_context(native, about, plan, wish)
+    open_context(native, about, plan)
     model = LlamaModel(native, about, plan)
     _use_vocabulary(model.vocab)
     if not use.weights:
@@ -209,7 +203,7 @@ def load_vocabulary(model: Path | Header) -> Vocabulary:
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 
-class LlamaModel:
+class LlamaModel(Context):
     """A model with a KV cache for one sequence; implements `types.LanguageModel`.
 
     Invariant: `length` = tokens in llama.cpp's memory + held tokens, also after errors. Held tokens are computed in the
@@ -217,37 +211,27 @@ class LlamaModel:
     """
 
     def __init__(self, native: Native, about: Header, plan: LoadPlan) -> None:
-        lib, pointers = native.pointers.lib, native.pointers
-        self._native = native
-        self._lib = lib
-        self._context = pointers.context
-        self._memory = lib.llama_get_memory(pointers.context)
+        lib, model = native.pointers.lib, native.pointers.model
+        self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(model), native)
+        super().__init__(native, about, plan, self.vocab.size, plan.n_lines)
         self._n_batch = plan.n_batch
-        self._slots = _BatchSlots(lib, pointers, plan.n_batch, plan.max_leaves)
-        self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
         self._n_decoded = 0
         self._text: list[int] = []  # the tokens in llama.cpp's memory, then the held ones
         self._tree: Tree | None = None  # of the last eval; a model for chains keeps none
-        self._reach = [0] * plan.max_leaves  # the positions from 0 on that each line holds, see tree.py
+        self._lines = TreeLines(0, plan.n_lines)
         self._rollback = _way_back(native, self._memory)
         self.header = about
-        self.path = about.path
         self.architecture = about.architecture
         self.chat_template = about.chat_template
-        self.plan = plan
         self.warnings = plan.warnings
-        self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
-        self.vocab_size = self.vocab.size
         self.end_tokens = self.vocab.end_tokens  # takes 0.1 s, so not in the first answer
         self.n_ctx = plan.n_ctx
-        self.n_params: int = lib.llama_model_n_params(pointers.model)
-        self.n_bytes: int = lib.llama_model_size(pointers.model)
+        self.n_params: int = lib.llama_model_n_params(model)
+        self.n_bytes: int = lib.llama_model_size(model)
         self.description = describe(native, self.n_params)
         self.way_back = self._rollback.way
         self.caps = Caps(max_block=plan.max_block, n_again=self._rollback.n_again)
         self.no_tree = ""  # why trees, though asked for, cannot be evaluated
-        self.busy_s = 0.0  # time in llama.cpp since loading
-        self.watch(None)
 
     @property
     def length(self) -> int:
@@ -346,39 +330,14 @@ class LlamaModel:
         self._prune(tree, n_kept)
         self._text.extend(again)
 
-    def watch(self, cancel: Cancel | None) -> None:
-        """Stop a `feed` or `eval` within one graph node of `cancel.set()`, on CPU back ends; None ends the watch."""
-        self._require_open()
-        pointers = self._native.pointers
-        pointers.cancel = cancel or Cancel()
-        buffer = pointers.cancel.buffer
-        flag = (ctypes.c_char * len(buffer)).from_buffer(buffer)  # also forbids resizing the buffer
-        function = abort_callback(self._lib)
-        self._lib.llama_set_abort_callback(self._context, function, ctypes.addressof(flag))
-        pointers.callbacks[:] = [flag, function]
-
     def set_threads(self, n_one: int, n_many: int) -> None:
         """Set the threads for single tokens and for several tokens at once."""
         self._require_open()
         self._lib.llama_set_n_threads(self._context, n_one, n_many)
 
     def close(self) -> None:
-        """Free model and context, and stop a computation in another thread. All logits become invalid."""
-        self._views.clear()
         self.vocab.close()
-        self._native.close()
-
-    def __enter__(self) -> LlamaModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _require_open(self) -> None:
-        if not self._native.close.alive:
-            raise BackendError(f"{self.path.name} is closed")
+        super().close()
 
     def _require_line(self) -> None:
         if self._tree is not None and self._tree.branches:
@@ -407,22 +366,6 @@ class LlamaModel:
                 hint="use a longer context (--ctx-size)",
             )
 
-    def _call(self, name: str, *arguments: object) -> Any:
-        return self._timed(getattr(self._lib, name), *arguments)
-
-    def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call llama.cpp: the time counts as busy, and `close` waits."""
-        pointers = self._native.pointers
-        start_s = perf_counter()
-        try:
-            pointers.in_call = True  # before the check: `close` uses the other order
-            self._require_open()
-            return function(*arguments)
-        finally:
-            self.busy_s += perf_counter() - start_s
-            pointers.in_call = False
-            log.read()
-
     def _decode(self, tokens: Sequence[int], n_rows: int, growth: Growth | None = None) -> None:
         """Append `tokens`, with logits for the last `n_rows` of them; all or nothing.
 
@@ -435,57 +378,34 @@ class LlamaModel:
             n_text = before = growth.tree.root + 1
         try:
             self._rollback.before(self._call, start, n_rows)
-            self._slots.fill(tokens, start, n_rows)
-            if growth is not None and growth.n_lines > 1:
-                self._join(growth)
-                self._slots.branch(growth, len(tokens))
-            status = self._timed(self._lib.llama_decode, self._context, self._slots.batch)
-            if status == _OK:
-                self._rollback.after(len(tokens))
-                self._n_decoded = start + len(tokens)
-                self._text[start : self._n_decoded] = tokens
-                self._tree = None if growth is None else self._grown(growth)
-                return
+            n_before = len(tokens) - (len(growth.tokens) if growth else 0)
+            positions = [*range(start, start + n_before), *(growth.positions if growth else ())]
+            for source, line, begin, end in self._lines.join(growth, start):
+                self._call("llama_memory_seq_cp", self._memory, source, line, begin, end)
+            outputs = [False] * (len(tokens) - n_rows) + [True] * n_rows
+            self._batch.fill(tokens, positions, self._lines.of(n_before, growth), outputs)
+            self._compute(tokens)
+            self._rollback.after(len(tokens))
+            self._n_decoded = start + len(tokens)
+            self._text[start : self._n_decoded] = tokens
+            self._tree = self._lines.grown(growth)
         except BaseException:  # Ctrl-C arrives when the call returns
             self._cut_back(before, n_text)
             raise
-        self._cut_back(before, n_text)
-        raise self._failure(status, tokens)
-
-    def _join(self, growth: Growth) -> None:
-        """New lines take the cells of the text and of the nodes from which they branch off, as far as computed."""
-        for old, line in growth.joins:
-            begin, end = self._reach[line], min(growth.tree.position(old) + 1, self._n_decoded)
-            if begin < end:
-                source = growth.tree.line(old)
-                self._timed(self._lib.llama_memory_seq_cp, self._memory, source, line, begin, end)
-                self._reach[line] = end
-
-    def _grown(self, growth: Growth) -> Tree:
-        growth.tree.add(growth)
-        for line in range(growth.n_lines):
-            self._reach[line] = max(self._reach[line], growth.tree.root + 1)
-        for position, lines in zip(growth.positions, growth.lines, strict=True):
-            for line in lines:
-                self._reach[line] = position + 1
-        return growth.tree
 
     def _remove(self, line: int, start: int) -> bool:
         """Take a line, or every line, out of the cells from position `start` on; a cell without any is free."""
-        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, line, start, -1):
+        if not self._call("llama_memory_seq_rm", self._memory, line, start, -1):
             return False
-        for each in range(len(self._reach)) if line == _EVERY else (line,):
-            self._reach[each] = min(self._reach[each], start)
+        self._lines.cut(start, None if line == _EVERY else line)
         return True
 
     def _prune(self, tree: Tree, n_kept: int) -> None:
         """Keep the first nodes, a path in order, and no others. Raises RollbackRefused: the memory is then empty."""
-        start, end = tree.root + 1, tree.root + 1 + n_kept
+        end = tree.root + 1 + n_kept
         removed = self._remove(_EVERY, end)
-        for line in range(1, tree.n_lines):  # the first holds them all
-            shared = start + tree.n_shared(line, n_kept)
-            if shared < self._reach[line]:
-                removed = removed and self._remove(line, shared)
+        for line, start in self._lines.limits(end, tree):
+            removed = removed and self._remove(line, start)
         if not removed:
             self._clear()
             raise self._refused(end)
@@ -503,7 +423,7 @@ class LlamaModel:
         self._rollback.forget()
         self._text.clear()
         self._n_decoded, self._tree = 0, None
-        self._reach = [0] * len(self._reach)
+        self._lines.cut(0)
 
     def _back(self, length: int) -> bool:
         """Bring llama.cpp's memory to at most `length` tokens; the others up to `length` are held. False: refused."""
@@ -511,7 +431,7 @@ class LlamaModel:
         if n_left is None:
             return False
         self._n_decoded = n_left
-        self._reach = [min(each, n_left) for each in self._reach]
+        self._lines.cut(n_left)
         return True
 
     def _cut_back(self, length: int, n_text: int) -> None:
@@ -520,37 +440,6 @@ class LlamaModel:
         del self._text[n_text:]
         if not self._back(length):
             self._clear()
-
-    def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:
-        if status == _ABORTED:
-            return Interrupted("the computation was stopped on request")
-        if status == _NO_SLOT:
-            return ContextFull(
-                f"the KV cache has no room for {counted(len(tokens), 'token')}",
-                hint="use a longer context (--ctx-size)",
-            )
-        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
-        if status == _INVALID_BATCH and wrong:
-            return BackendError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens")
-        reason = log.reason() or f"return code {status}"
-        log.clear()  # not the reason of a later failure
-        if status == _NO_MEMORY:
-            return MemoryShort(f"llama.cpp ran out of memory: {reason}", hint="use a shorter context (--ctx-size)")
-        return BackendError(
-            f"llama.cpp failed to compute {counted(len(tokens), 'token')}: {reason}", hint="run `specllama doctor`"
-        )
-
-    def _logits(self, n_rows: int) -> FloatArray:
-        """The logits of the last decode, one row per output in the order of the batch."""
-        pointer = self._timed(self._lib.llama_get_logits, self._context)
-        key = (ctypes.addressof(pointer.contents), n_rows)
-        view = self._views.get(key)
-        if view is None:  # the buffer moves only when it grows, so a session needs few views
-            array = (ctypes.c_float * (n_rows * self.vocab_size)).from_address(key[0])
-            view = np.ctypeslib.as_array(array).reshape(n_rows, self.vocab_size)
-            view.flags.writeable = False
-            self._views[key] = view
-        return view
 
     def probe_rollback(self) -> None:
         """Reject a token, which some models cannot. Raises UnsupportedModel."""
@@ -582,7 +471,7 @@ class LlamaModel:
         chains, self.no_tree = self.caps, self._rollback.no_tree or why_no_tree(self.header, self.plan.max_block)
         if self.no_tree:
             return
-        self.caps = replace(chains, tree=True, max_leaves=self.plan.max_leaves)
+        self.caps = replace(chains, tree=True, max_leaves=self.plan.n_lines)
         pending, first, second = (token % self.vocab_size for token in range(3))
         try:
             beside = np.array(self.eval([pending, first, second], [-1, -1])[2])
@@ -612,42 +501,3 @@ def _gpu_memory() -> GpuMemory:
         n_free=sum(device.memory_free for device in gpus),
         shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
     )
-
-
-class _BatchSlots:
-    """A llama_batch allocated once, and numpy views of its arrays."""
-
-    def __init__(self, lib: Any, pointers: Pointers, capacity: int, n_lines: int) -> None:
-        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, n_lines)
-        self._token = _view(self.batch.token, np.int32, capacity)
-        self._position = _view(self.batch.pos, np.int32, capacity)
-        self._output = _view(self.batch.logits, np.int8, capacity)
-        self._offsets = np.arange(capacity, dtype=np.int32)
-        self._n_lines = _view(self.batch.n_seq_id, np.int32, capacity)
-        self._n_branched = capacity  # tokens at the beginning that may be in other lines than the first
-
-    def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
-        """Put `tokens` at positions from `start` on in the first line, with logits for the last `n_rows`."""
-        count = len(tokens)
-        self._token[:count] = tokens
-        np.add(self._offsets[:count], start, out=self._position[:count])
-        self._output[:count] = 0
-        self._output[count - n_rows : count] = 1
-        self.batch.n_tokens = count
-        for index in range(self._n_branched):
-            self.batch.seq_id[index][0] = 0
-        self._n_lines[: self._n_branched] = 1
-        self._n_branched = 0
-
-    def branch(self, growth: Growth, count: int) -> None:
-        """Put the nodes, the last of `count` tokens, in their lines; all lines hold the tokens before them."""
-        n_text, self._n_branched = count - len(growth.tokens), count
-        self._position[n_text:count] = growth.positions
-        for index, lines in enumerate([range(growth.n_lines)] * n_text + [*growth.lines]):
-            self._n_lines[index] = len(lines)
-            for at, line in enumerate(lines):
-                self.batch.seq_id[index][at] = line
-
-
-def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
-    return np.ctypeslib.as_array(pointer, (count,)).view(dtype)

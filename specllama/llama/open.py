@@ -20,7 +20,7 @@ from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelF
 from specllama.core.types import Cancel
 from specllama.llama.bindings import bindings, log, own_kernels
 from specllama.llama.header import Header, not_left_to_right
-from specllama.llama.load_plan import LoadOptions, LoadPlan
+from specllama.llama.load_plan import LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 
 _loading = Lock()
@@ -49,17 +49,21 @@ class Pointers:
     lib: Any  # the module llama_cpp
     model: int
     context: int | None = None
-    batch: Any = None
     in_call: bool = False  # llama.cpp is computing with them
     cancel: Cancel = field(default_factory=Cancel)  # stops the computation
     callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
+    owner: Pointers | None = None  # of the model, if this is another context on it
+    closed: bool = False
 
 
 class Native:
     """Owns C objects and frees them exactly once: on `close` or on garbage collection."""
 
-    def __init__(self, lib: Any, model: int) -> None:
-        self.pointers = Pointers(lib, model)
+    pointers: Pointers
+
+    def __init__(self, lib: Any, model: int, owner: Native | None = None) -> None:
+        self.pointers = Pointers(lib, model, owner=None if owner is None else owner.pointers)
+        self._owner = owner  # must outlive this; closing it closes this
         self.close = weakref.finalize(self, _free, self.pointers)
         self.close.atexit = False
         _alive.add(self.pointers)
@@ -98,22 +102,22 @@ def refuse_kind(native: Native, about: Header) -> None:
         raise not_left_to_right(about.path, "a model with an encoder", about.architecture)
 
 
-def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
-    """Open a context for one text on a loaded model. Raises MemoryShort and BackendError."""
+def open_context(native: Native, about: Header, plan: LoadPlan) -> None:
+    """Open a context on a loaded model. Raises MemoryShort and BackendError."""
     lib = native.pointers.lib
     params = lib.llama_context_default_params()
     params.n_ctx = plan.n_ctx
     params.n_batch = plan.n_batch
     params.n_ubatch = plan.n_ubatch
-    params.n_seq_max = plan.max_leaves
+    params.n_seq_max = plan.n_lines
     params.n_rs_seq = plan.n_kept_states
     # A decode with more rows ends the process; so does a context for more sequences than rows.
-    params.n_outputs_max = max(plan.max_block, plan.max_leaves)
+    params.n_outputs_max = max(plan.max_block, plan.n_lines)
     params.n_threads = plan.n_threads
     params.n_threads_batch = plan.n_threads_batch
-    params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
-    params.type_k = KV_TYPE_NUMBERS[options.type_k]
-    params.type_v = KV_TYPE_NUMBERS[options.type_v]
+    params.flash_attn_type = _FLASH_ATTN[plan.options.flash_attn]
+    params.type_k = KV_TYPE_NUMBERS[plan.options.type_k]
+    params.type_v = KV_TYPE_NUMBERS[plan.options.type_v]
     params.kv_unified = True
     params.swa_full = True  # a cache of the window alone cannot be rolled back across its edge
     params.no_perf = True
@@ -239,14 +243,17 @@ def _stop(pointers: Pointers) -> bool:
 
 
 def _free(pointers: Pointers) -> None:
-    if pointers not in _alive or not _stop(pointers):
+    pointers.closed = True  # before the look at `in_call`: a call uses the other order
+    others = [each for each in _alive if each.owner is pointers]
+    for other in others:
+        _free(other)
+    if pointers not in _alive or not _alive.isdisjoint(others) or not _stop(pointers):
         return  # a leak is better than a crash
     _alive.discard(pointers)
-    if pointers.batch is not None:
-        pointers.lib.llama_batch_free(pointers.batch)
     if pointers.context is not None:
         pointers.lib.llama_free(pointers.context)
-    pointers.lib.llama_model_free(pointers.model)
+    if pointers.owner is None:
+        pointers.lib.llama_model_free(pointers.model)
 
 
 def _leave() -> None:

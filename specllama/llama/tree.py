@@ -6,7 +6,7 @@ called line, for each leaf: it holds the text and the path to the leaf. A first 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -24,7 +24,7 @@ class Growth:
 
     @property
     def n_lines(self) -> int:
-        """Lines of the whole tree."""
+        """TreeLines of the whole tree."""
         return len(self.tips)
 
 
@@ -107,3 +107,61 @@ class Tree:
     def n_shared(self, line: int, n: int) -> int:
         """How many of the first `n` nodes, which are a path, the line holds."""
         return next((node for node in range(n) if line not in self._lines[node + 1]), n)
+
+
+class TreeLines:
+    """The lines of one text: numbers `first` to `first + n - 1` of llama.cpp's sequences."""
+
+    def __init__(self, first: int, n: int) -> None:
+        self.first = first
+        self.n = n
+        self._reach = [0] * n  # the positions from 0 on that each line holds
+
+    def of(self, n_text: int, growth: Growth | None) -> list[Sequence[int]]:
+        """The lines of `n_text` tokens before a growth, and of its nodes."""
+        if growth is None or growth.n_lines == 1:
+            return [(self.first,)] * (n_text + (len(growth.tokens) if growth else 0))
+        every = range(self.first, self.first + growth.n_lines)
+        return [every] * n_text + [[self.first + line for line in lines] for lines in growth.lines]
+
+    def join(self, growth: Growth | None, n_decoded: int) -> Iterator[tuple[int, int, int, int]]:
+        """New lines take the cells of the text and of the nodes from which they branch off, as far as computed.
+
+        Yields (source, line, begin, end): positions begin to end-1 are to be copied.
+        """
+        if growth is None:
+            return
+        for old, line in growth.joins:
+            begin, end = self._reach[line], min(growth.tree.position(old) + 1, n_decoded)
+            if begin < end:
+                yield self.first + growth.tree.line(old), self.first + line, begin, end
+                self._reach[line] = end
+
+    def grown(self, growth: Growth | None) -> Tree | None:
+        """The growth is computed; returns the tree."""
+        if growth is None:
+            return None
+        growth.tree.add(growth)
+        for line in range(growth.n_lines):
+            self._reach[line] = max(self._reach[line], growth.tree.root + 1)
+        for position, lines in zip(growth.positions, growth.lines, strict=True):
+            for line in lines:
+                self._reach[line] = position + 1
+        return growth.tree
+
+    def limits(self, length: int, tree: Tree | None) -> Iterator[tuple[int, int]]:
+        """To keep `length` tokens, those of `tree` on the first line: what the others must give up as well.
+
+        Yields (line, start): from position `start` on.
+        """
+        for line in range(1, self.n):
+            limit = length
+            if tree is not None and line < tree.n_lines and length > tree.root:
+                limit = tree.root + 1 + tree.n_shared(line, length - tree.root - 1)
+            if limit < self._reach[line]:
+                yield self.first + line, limit
+
+    def cut(self, start: int, line: int | None = None) -> None:
+        """A line, by default every line, holds no position from `start` on."""
+        for each in range(self.n) if line is None else (line - self.first,):
+            self._reach[each] = min(self._reach[each], start)

@@ -413,7 +413,7 @@ def test_after_an_accepted_block_the_next_one_begins_with_a_save(mamba: LlamaMod
 def test_trees_are_refused_with_the_reason(path: Path) -> None:
     """Prevents: states for sequences that no tree can use; a tree read as if its branches followed each other."""
     with tiny.load(path, max_leaves=4) as model:
-        assert (model.plan.max_leaves, model.caps.tree, model.caps.max_leaves) == (1, False, 1)
+        assert (model.plan.n_lines, model.caps.tree, model.caps.max_leaves) == (1, False, 1)
         assert "recurrent" in model.no_tree
         with pytest.raises(UnsupportedModel):
             model.eval([1, 2, 3], [-1, -1])

@@ -20,6 +20,7 @@ from specllama.drafters.translated import TranslatedModel
 from specllama.drafters.tree import TreeDrafter
 from specllama.llama import LlamaModel
 from specllama.llama import model as llama_model
+from specllama.llama.context import Batch
 from tests import tiny
 from tests.llama.test_model import broken
 
@@ -397,11 +398,14 @@ def test_the_probe_finds_a_model_that_cannot_evaluate_trees(
 ) -> None:
     """Prevents: a llama.cpp, or an architecture, that lays siblings one after the other without an error."""
 
-    def branch(slots: object, growth: object, count: int) -> None:
-        if fault == "an error":
-            raise BackendError("no branches here")
+    fill = Batch.fill
 
-    monkeypatch.setattr(llama_model._BatchSlots, "branch", branch)
+    def chain_of(batch: Batch, tokens: Sequence[int], positions: Sequence[int], lines: object, *rest: object) -> None:
+        if fault == "an error" and len(tokens) > 2:
+            raise BackendError("no branches here")
+        fill(batch, tokens, range(positions[0], positions[0] + len(tokens)), [(0,)] * len(tokens), *rest)
+
+    monkeypatch.setattr(Batch, "fill", chain_of)
     with tiny.load(tiny.write_model(tmp_path / "m.gguf", n_vocab=20), max_leaves=4) as loaded:
         assert not loaded.caps.tree
         assert loaded.no_tree

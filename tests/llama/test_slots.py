@@ -1,0 +1,432 @@
+"""Many texts in one KV cache: rows against those of each text alone, and the cells against what llama.cpp says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from specllama import llama
+from specllama.base.errors import (
+    BackendError,
+    ContextFull,
+    Interrupted,
+    MemoryShort,
+    RollbackRefused,
+    UnsupportedModel,
+    UsageError,
+)
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Cancel, Part
+from specllama.llama import LlamaModel, LlamaSlots, load_plan
+from specllama.llama import slots as slots_module
+from tests import tiny
+from tests.llama.test_model import broken
+
+N_VOCAB = 60
+N_SLOTS = 4
+N_CTX = 64
+ARCHES = ("llama", "qwen2", "gemma3")
+
+
+@pytest.fixture(scope="module", params=ARCHES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers; of gemma3, one has a window that the texts leave."""
+    sizes = {"vocabulary": tiny.letters(N_VOCAB), "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_ctx": 1024}
+    window = {"sliding_window": 16} if request.param == "gemma3" else {}
+    return tiny.write_model(tmp_path_factory.mktemp("slots") / "f32.gguf", arch=request.param, **sizes, **window)
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[LlamaModel]:
+    with tiny.load(path) as loaded:
+        yield loaded
+
+
+def opened(model: LlamaModel, **options: int) -> LlamaSlots:
+    return LlamaSlots(model, **{"n_slots": N_SLOTS, "n_ctx": N_CTX, "max_rows": 40, **options})
+
+
+def require_equal(model: LlamaModel, found: FloatArray, expected: FloatArray, what: object) -> None:
+    np.testing.assert_allclose(found, expected, atol=0.05, err_msg=str(what))
+
+
+def alone(model: LlamaModel, text: Sequence[int], n_rows: int) -> FloatArray:
+    """The rows of the last tokens of a text that is alone in a KV cache."""
+    model.truncate(0)
+    model.feed(text[: len(text) - n_rows])
+    return np.array(model.eval(text[len(text) - n_rows :])) if n_rows else np.empty((0, model.vocab_size), np.float32)
+
+
+class History:
+    """Random requests in all slots: they join, compute, reject, finish."""
+
+    def __init__(self, slots: LlamaSlots, seed: int, prefix: Sequence[int] = ()) -> None:
+        self.slots, self.rng = slots, np.random.default_rng(seed)
+        self.texts = [list(prefix) for _ in range(slots.n_slots)]
+        self.n_prefix = len(prefix)
+
+    def wish(self, slot: int) -> Part | None:
+        """What the slot computes next, if it takes part in the pass."""
+        rng, text = self.rng, self.texts[slot]
+        if rng.random() < 0.2:
+            return None
+        n_left = len(text)
+        if rng.random() < 0.1 or n_left == self.slots.n_ctx:
+            n_left = int(rng.integers(0, max(n_left, 1))) if rng.random() < 0.3 else min(n_left, self.n_prefix)
+            self.slots.truncate(slot, n_left)
+            del text[n_left:]
+        n = min(int(rng.integers(1, 11)), self.slots.n_ctx - n_left)
+        return Part(slot, tuple(rng.integers(0, N_VOCAB, n).tolist()), int(rng.integers(0, n + 1)))
+
+    def step(self) -> list[tuple[list[int], FloatArray]]:
+        """One pass; returns the text of each part and its rows."""
+        parts = [part for slot in range(self.slots.n_slots) if (part := self.wish(slot)) is not None]
+        found = []
+        for part, rows in zip(parts, self.slots.run(parts), strict=True):
+            text = self.texts[part.slot]
+            text += part.tokens
+            found.append((list(text), np.array(rows)))
+        for part in parts:
+            if part.n_rows > 1:
+                n_kept = int(self.rng.integers(0, part.n_rows))
+                pending = len(self.texts[part.slot]) - part.n_rows + 1
+                self.slots.keep(part.slot, pending, range(n_kept))
+                del self.texts[part.slot][pending + n_kept :]
+        return found
+
+    def play(self, n_steps: int, plain: LlamaModel) -> None:
+        for step in range(n_steps):
+            for text, rows in self.step():
+                require_equal(plain, rows, alone(plain, text, len(rows)), (step, text))
+            assert [self.slots.length(slot) for slot in range(self.slots.n_slots)] == [*map(len, self.texts)]
+
+
+def test_after_any_history_the_rows_are_those_of_the_text_alone(model: LlamaModel) -> None:
+    """Prevents: a text that sees another one, a rejected token, or a cell that another text took over."""
+    with opened(model) as slots:
+        History(slots, 1).play(40, model)
+
+
+def planned_cells(slots: LlamaSlots) -> dict[int, int]:
+    """Position of the token in each cell, as the slots know them; free cells are left out."""
+    found = dict[int, int]()
+    for slot in slots._slots:
+        found.update({cell: cell for cell in range(slot.n_shared)})
+        n_text = slot.n_used if slot.tree is None else slot.tree.root + 1 - slot.n_shared
+        positions = [*range(slot.n_shared, slot.n_shared + n_text)]
+        positions += [slot.tree.position(node) for node in range(slot.n_used - n_text)] if slot.tree else []
+        found.update(zip(slot.cells, positions, strict=False))
+        spare = slot.cells[len(slot.cells) - len(slot.spare) :]
+        found.update(zip(spare, (position for _, position in slot.spare), strict=True))
+    return found
+
+
+@pytest.fixture
+def cells_of_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[int, int]]]:
+    """What llama.cpp says before each pass about each of its caches: the position of the token in each cell."""
+    monkeypatch.setenv("LLAMA_KV_CACHE_DEBUG", "3")
+    found: list[dict[int, int]] = []
+
+    def read(level: str, line: str) -> None:
+        words = line.replace("*", "").split()
+        if "find_slot: stream" in line and "used" in line:
+            found.append({})
+            read.at = 0
+        elif len(line) > 300 and set(words) <= {".", *map(str, range(1024))}:  # 64 cells in a line
+            found[-1].update({read.at + index: int(word) for index, word in enumerate(words) if word != "."})
+            read.at += 64
+
+    llama.set_log(read)
+    yield found
+    llama.set_log(None)
+
+
+def require_planned_cells(slots: LlamaSlots, history: History, n_steps: int, found: list[dict[int, int]]) -> None:
+    """Raises AssertionError if llama.cpp's cells before a pass are not the planned ones."""
+    compute, planned = slots._compute, list[dict[int, int]]()
+
+    def look(tokens: Sequence[int]) -> None:
+        planned.append(planned_cells(slots))
+        n_free = max(planned[-1], default=-1) + 1 - len(planned[-1])
+        assert n_free <= len(tokens)
+        found.clear()
+        compute(tokens)
+        assert found
+        assert all(each == planned[-1] for each in found), (len(planned), found[0], planned[-1])
+
+    slots._compute = look  # type: ignore[method-assign]
+    for _ in range(n_steps):
+        history.step()
+        for slot in slots._slots:
+            assert slot.cells == sorted(slot.cells)
+            assert len(slot.cells) == slot.n_used + len(slot.spare)
+        n_shared = max(slot.n_shared for slot in slots._slots)
+        own = sorted(cell for slot in slots._slots for cell in slot.cells)
+        assert own == [*range(n_shared, slots._n_cells)]
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_the_cells_of_a_text_ascend_and_none_is_free_among_them(
+    model: LlamaModel, cells_of_passes: list[dict[int, int]]
+) -> None:
+    """Prevents: attention that adds in another order than for the text alone, so that near-ties turn."""
+    with opened(model) as slots:
+        require_planned_cells(slots, History(slots, 2), 20, cells_of_passes)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("llama", "batch not sorted"),
+        ("llama", "cells not kept as spare"),
+        ("llama", "too many cells freed"),
+        ("gemma3", "one holder of a cell outside the window"),
+    ],
+    indirect=["path"],
+)
+def test_a_fault_in_the_order_of_the_cells_is_seen(
+    model: LlamaModel, cells_of_passes: list[dict[int, int]], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Prevents: a test of the cells that passes whatever the cells are."""
+    if fault == "one holder of a cell outside the window":
+        for module in (slots_module, load_plan):
+            monkeypatch.setattr(module, "n_copies_of_lines", lambda header: 1)
+    with opened(model) as slots:
+        if fault == "batch not sorted":
+            monkeypatch.setattr(slots_module.np, "argsort", lambda cells: np.arange(len(cells)))
+        elif fault == "cells not kept as spare":
+            monkeypatch.setattr(slots, "_copy", lambda *a: None)
+        elif fault == "too many cells freed":
+            remove = slots._remove
+            monkeypatch.setattr(slots, "_remove", lambda line, begin, end: remove(line, begin, end + (end > 0)))
+        with pytest.raises(AssertionError):
+            require_planned_cells(slots, History(slots, 2), 60, cells_of_passes)
+
+
+PREFIX = [(5 * index + 1) % N_VOCAB for index in range(23)]
+
+
+@pytest.mark.parametrize("max_rows", [10, 40])
+def test_a_shared_beginning_is_read_once(model: LlamaModel, max_rows: int) -> None:
+    """Prevents: a system prompt that is computed for every request, or that lies in other cells for some of them."""
+    with opened(model, max_rows=max_rows) as slots:
+        sizes, compute = list[int](), slots._compute
+        slots._compute = lambda tokens: sizes.append(len(tokens)) or compute(tokens)  # type: ignore[method-assign]
+        slots.share(PREFIX)
+        assert sum(sizes) == len(PREFIX)
+        assert max(sizes) <= max_rows
+        assert [slots.length(slot) for slot in range(N_SLOTS)] == [len(PREFIX)] * N_SLOTS
+        rows = slots.run([Part(slot, (slot, 7), 2) for slot in range(N_SLOTS)])
+        for slot, found in enumerate(rows):
+            require_equal(model, found, alone(model, [*PREFIX, slot, 7], 2), slot)
+        assert slots._n_cells == len(PREFIX) + 2 * N_SLOTS
+        with pytest.raises(ValueError, match="use"):
+            slots.share(PREFIX)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_slots_leave_a_shared_beginning_one_by_one(model: LlamaModel) -> None:
+    """Prevents: shared tokens that are lost for the others, or cells that belong to no slot any more."""
+    with opened(model) as slots:
+        for seed in range(2):
+            slots.share(PREFIX)
+            history = History(slots, 20 + seed, PREFIX)
+            history.play(20, model)
+            assert slots._n_cells <= N_SLOTS * N_CTX
+            for slot in range(N_SLOTS):
+                slots.truncate(slot, min(slot, slots.length(slot)))
+            for slot in range(N_SLOTS):
+                slots.truncate(slot, 0)
+        slots.share([])
+        assert slots.length(0) == 0
+        with pytest.raises(ContextFull):
+            slots.share([1] * (N_CTX + 1))
+        History(slots, 30).play(5, model)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_the_cells_of_a_text_ascend_behind_a_shared_beginning(
+    model: LlamaModel, cells_of_passes: list[dict[int, int]]
+) -> None:
+    """Prevents: a text that leaves the shared beginning and goes on in cells below."""
+    with opened(model) as slots:
+        slots.share(PREFIX)
+        require_planned_cells(slots, History(slots, 8, PREFIX), 20, cells_of_passes)
+
+
+def test_a_pass_holds_as_many_tokens_as_were_asked_for(model: LlamaModel) -> None:
+    """Prevents: a pass that llama.cpp ends the process for, and one that it computes in two."""
+    with opened(model, max_rows=24) as slots:
+        for _ in range(2):
+            texts = [[(3 * slot + index) % N_VOCAB for index in range(6)] for slot in range(N_SLOTS)]
+            rows = slots.run([Part(slot, tuple(text), 6) for slot, text in enumerate(texts)])
+            for text, found in zip(texts, rows, strict=True):
+                require_equal(model, found, alone(model, text, 6), text)
+            with pytest.raises(ValueError, match="24"):
+                slots.run([Part(slot, (1,) * (6 + slot // 3), 0) for slot in range(N_SLOTS)])
+            for slot in range(N_SLOTS):
+                assert slots.length(slot) == 6
+                slots.truncate(slot, 0)
+
+
+def test_a_full_slot_is_an_error_before_anything_is_computed(model: LlamaModel) -> None:
+    """Prevents: a pass of many requests that is lost because one of them has no room."""
+    with opened(model) as slots:
+        text = [index % N_VOCAB for index in range(N_CTX)]
+        slots.run([Part(0, tuple(text[:30]), 0), Part(1, (1, 2), 1)])
+        slots.run([Part(0, tuple(text[30:]), 0), Part(1, (3,), 1)])
+        for n_rows in (0, 1):
+            with pytest.raises(ContextFull):
+                slots.run([Part(1, (4,), 1), Part(0, (5,), n_rows)])
+        assert [slots.length(slot) for slot in range(N_SLOTS)] == [N_CTX, 3, 0, 0]
+        require_equal(model, slots.run([Part(1, (4,), 1)])[0], alone(model, [1, 2, 3, 4], 1), "the other goes on")
+        slots.truncate(0, N_CTX - 1)
+        require_equal(model, slots.run([Part(0, (9,), 1)])[0], alone(model, [*text[:-1], 9], 1), "the last cell")
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [Part(0, (1,), 1), Part(0, (2,), 1)],  # two parts of one slot
+        [Part(0, (), 0)],
+        [Part(0, (1, 2), 3)],
+        [Part(0, (1,), -1)],
+        [Part(0, (N_VOCAB,), 1)],
+        [Part(0, (-1,), 1)],
+        [Part(0, (1,) * 34, 34)],  # more rows than a block has
+        [Part(0, (1,), 1, grows=True)],
+    ],
+)
+def test_a_wrong_part_is_refused_and_changes_nothing(model: LlamaModel, wrong: list[Part]) -> None:
+    """Prevents: an assertion of llama.cpp, which ends the process, or a slot that is lost by a caller's mistake."""
+    with opened(model) as slots:
+        slots.run([Part(0, (1, 2, 3), 0), Part(1, (4,), 0)])
+        with pytest.raises(ValueError, match=r"."):
+            slots.run([Part(1, (5,), 1), *wrong])
+        for call in (lambda: slots.truncate(0, 4), lambda: slots.truncate(0, -1), lambda: slots.keep(0, 3, [1])):
+            with pytest.raises((ValueError, UnsupportedModel)):
+                call()
+        assert [slots.length(0), slots.length(1)] == [3, 1]
+        assert slots.run([]) == []
+        require_equal(model, slots.run([Part(0, (4,), 1)])[0], alone(model, [1, 2, 3, 4], 1), wrong)
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+def test_a_stop_empties_all_slots(model: LlamaModel) -> None:
+    """Prevents: cells of a stopped pass that stay, and lengths that hide them."""
+    with opened(model) as slots:
+        history, cancel = History(slots, 3), Cancel()
+        slots.watch(cancel)
+        history.play(5, model)
+        cancel.set()
+        with pytest.raises(Interrupted):
+            slots.run([Part(0, (1,), 1)])
+        assert [slots.length(slot) for slot in range(N_SLOTS)] == [0] * N_SLOTS
+        cancel.clear()
+        History(slots, 4).play(10, model)
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(1, ContextFull), (-1, BackendError), (-2, MemoryShort), (-3, BackendError), (0, KeyboardInterrupt)],
+)
+def test_a_failed_pass_empties_all_slots(model: LlamaModel, status: int, error: type[BaseException]) -> None:
+    """Prevents: free cells among the used ones, which would break the order of the cells from then on."""
+    with opened(model) as slots:
+        decode = slots._lib.llama_decode
+
+        def fail(context: object, batch: object) -> int:
+            decode(context, batch)
+            if not status:
+                raise KeyboardInterrupt
+            return status
+
+        History(slots, 5).play(5, model)
+        with broken(slots, llama_decode=fail), pytest.raises(error):
+            slots.run([Part(0, (1, 2), 1), Part(1, (1,), 1)])
+        assert [slots.length(slot) for slot in range(N_SLOTS)] == [0] * N_SLOTS
+        History(slots, 6).play(10, model)
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+@pytest.mark.parametrize("at", ["keep", "run"])
+def test_a_refused_removal_empties_all_slots(model: LlamaModel, at: str) -> None:
+    """Prevents: a rejected token that stays in the KV cache, and a length that hides it."""
+    with opened(model) as slots:
+        slots.run([Part(0, (1, 2, 3), 3), Part(1, (1,), 1)])
+        slots.truncate(0, 2)
+        with broken(slots, llama_memory_seq_rm=lambda *a: False), pytest.raises(RollbackRefused):
+            if at == "keep":
+                slots.keep(0, 1, ())
+            slots.run([Part(0, (1,), 1)])
+        assert [slots.length(slot) for slot in range(N_SLOTS)] == [0] * N_SLOTS
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+def test_closing_the_model_closes_its_slots(path: Path) -> None:
+    """Prevents: a context on weights that are freed, which ends the process."""
+    model = tiny.load(path)
+    slots, other = opened(model), opened(model)
+    rows = slots.run([Part(0, (1, 2), 2)])[0]
+    assert rows.shape == (2, N_VOCAB)
+    assert not rows.flags.writeable
+    other.close()
+    other.close()
+    assert model.eval([1]).shape == slots.run([Part(1, (1,), 1)])[0].shape
+    model.close()
+    for call in (lambda: slots.run([Part(0, (1,), 1)]), lambda: other.run([Part(0, (1,), 1)])):
+        with pytest.raises(BackendError):
+            call()
+    slots.close()
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+def test_slots_that_nobody_holds_are_freed(path: Path) -> None:
+    """Prevents: the KV cache of a pool that stays until the model is closed."""
+    with tiny.load(path) as model:
+        alive = len(llama.open._alive)
+        for _ in range(3):
+            opened(model).run([Part(0, (1, 2), 2)])
+        assert len(llama.open._alive) == alive
+    slots = opened(tiny.load(path))  # keeps its model
+    assert slots.run([Part(0, (1, 2), 2)])[0].shape == (2, N_VOCAB)
+    slots.close()
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba"])
+def test_recurrent_layers_are_refused(tmp_path: Path, arch: str) -> None:
+    """Prevents: states of several texts that are mixed, or lost at a rejection."""
+    with tiny.load(tiny.write_model(tmp_path / "m.gguf", arch=arch)) as loaded, pytest.raises(UnsupportedModel):
+        opened(loaded)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_what_cannot_be_opened_is_told(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an assertion of llama.cpp, and a machine that swaps."""
+    for wrong in ({"n_slots": 0}, {"n_ctx": 1}, {"max_rows": 0}, {"n_slots": 129}):
+        with pytest.raises(UsageError):
+            opened(model, **wrong)
+    monkeypatch.setattr(slots_module, "memory_free", lambda: 1000)
+    with pytest.raises(MemoryShort):
+        opened(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_many_steps_need_no_more_memory(model: LlamaModel) -> None:
+    """Prevents: cells, lines or views that pile up over a long run."""
+    with opened(model) as slots:
+        history = History(slots, 7)
+        for _ in range(300):
+            history.step()
+        before = psutil.Process().memory_info().rss
+        for _ in range(2000):
+            history.step()
+        assert psutil.Process().memory_info().rss - before < 1 << 20
+        assert slots._n_cells <= N_SLOTS * N_CTX
