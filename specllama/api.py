@@ -84,6 +84,7 @@ class Answer:
     reason: Reason  # why it ended: "stop", "length" or "cancelled"
     seed: int  # -1 = a chat's answer that was cancelled before its first word
     stats: SpecStats
+    fits_format: bool | None = None  # False = cut before it fits json_schema, grammar or regex; None = free text
 
     def __str__(self) -> str:
         return self.text
@@ -279,7 +280,8 @@ class Pair:
         asked = options.get("seed", -1)
         seed = options["seed"] = _seed(asked)
         text = TextStream(self._models.target.vocab.piece, _stops(options.get("stop", ())))
-        return self._answered(self._events(prompt, seeded=seed == asked, **options), text, seed)
+        form = _format(options.pop("json_schema", None), options.pop("grammar", None), options.pop("regex", None))
+        return self._answered(self._events(prompt, form, seeded=seed == asked, **options), text, seed, form)
 
     def events(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Events:
         """The engine's events: the tokens and their origin, the steps, the end.
@@ -287,11 +289,13 @@ class Pair:
         Raises UsageError, PromptError and TemplateError in this call; ModelBusy, NumericsError and BackendError when
         the events are read.
         """
-        return self._events(prompt, seeded=options.get("seed", -1) != -1, **options)
+        form = _format(options.pop("json_schema", None), options.pop("grammar", None), options.pop("regex", None))
+        return self._events(prompt, form, seeded=options.get("seed", -1) != -1, **options)
 
     def _events(
         self,
         prompt: Prompt,
+        form: AnswerFormat | None,
         *,
         seeded: bool,
         system: str = "",
@@ -300,13 +304,9 @@ class Pair:
         seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
-        json_schema: str | Mapping[str, object] | None = None,
-        grammar: str | None = None,
-        regex: str | None = None,
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> Events:
-        form = _format(json_schema, grammar, regex)
         mode = _mode(seed_mode)
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
@@ -451,13 +451,14 @@ class Pair:
                     yield from (piece.text for piece in text.push(event.token))
         yield from (piece.text for piece in text.finish())
 
-    def _answered(self, events: Events, text: TextStream, seed: int) -> Answer:
+    def _answered(self, events: Events, text: TextStream, seed: int, form: AnswerFormat | None) -> Answer:
         for event in events:
             if isinstance(event, TokenEvent):
                 text.push(event.token)
         assert isinstance(event, Finished), "the engine's last event is always Finished"
         text.finish()
-        return Answer(text.text, tuple(text.tokens), event.reason, seed, event.stats)
+        fits = form and form.fits(text.text)
+        return Answer(text.text, tuple(text.tokens), event.reason, seed, event.stats, fits)
 
 
 class Chat:
@@ -480,7 +481,7 @@ class Chat:
     def send(self, text: str) -> Answer:
         """Send `text`; the whole answer."""
         before = self._session.turns
-        answer = self._pair._answered(self.events(text), self._text(), -1)
+        answer = self._pair._answered(self.events(text), self._text(), -1, self._session.settings.format)
         kept = self._session.turns is not before
         return replace(answer, seed=self._session.turns[-1].seed) if kept else answer
 

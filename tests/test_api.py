@@ -108,6 +108,15 @@ def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> No
         assert "".join(pair.stream("hello", temperature=0, stop=whole[10:13])) == cut.text
 
 
+def test_an_answer_in_a_format_says_whether_it_is_whole(pair: Pair) -> None:
+    """Prevents: half an object that parses as nothing, with no word about it; masks that stay after the answer."""
+    for options, fits in (({}, True), ({"stop": "b a"}, False), ({"max_tokens": 3}, False), ({"drafts": False}, True)):
+        answer = pair.answer("hello", regex="(ab ){4}", **{"temperature": 0, "max_tokens": 40, **options})
+        assert ((answer.text == "ab " * 4), answer.fits_format) == (fits, fits)
+    assert pair.chat(regex="a{3}", max_tokens=9).send("hello").fits_format
+    assert ask(pair).fits_format is None
+
+
 def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
     """Prevents: a template around a raw prompt, or none around a question."""
     text = ask(pair, "b", system="a")

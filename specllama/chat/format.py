@@ -15,14 +15,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 from specllama.base import child
 from specllama.base.errors import BackendError, UsageError
 from specllama.base.text import counted, figure
+from specllama.chat.endless import endless_rule, endless_schema
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 JSON_SCHEMA, GRAMMAR, REGEX = "json-schema", "grammar", "regex"
 KINDS = (JSON_SCHEMA, GRAMMAR, REGEX)
@@ -54,6 +57,14 @@ class AnswerFormat:
     def to_json(self) -> dict[str, str]:
         """As in records and saved chats."""
         return {self.kind.replace("-", "_"): self.text}
+
+    def fits(self, text: str) -> bool:
+        """Is `text` a whole answer in this format? One that was cut usually is not."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(_byte_tokenizer(), self.rules, log_level=0, limits=limits())
+        data = list(text.encode("utf-8", "surrogatepass"))
+        return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
     def __str__(self) -> str:
         """On one line; a long text is cut."""
@@ -108,9 +119,7 @@ def _checked(kind: str, text: str, name: str) -> AnswerFormat:
         rules = _RULES[kind](text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not valid: {_first_line(error)}", hint=_HINTS[kind]) from None
-    _require_usable(name, kind, rules)
-    if kind == JSON_SCHEMA and _endless(json.loads(text)):
-        raise UsageError(f"{name} requires itself without an end", hint="make the recursive part optional, or nullable")
+    _require_usable(name, kind, text, rules)
     return AnswerFormat(kind, text, rules)
 
 
@@ -188,6 +197,14 @@ def _grammar_rules(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _endless_part(kind: str, text: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if kind == JSON_SCHEMA:
+        return endless_schema(json.loads(text))
+    return endless_rule(any_to_lark(text)) if kind == GRAMMAR else ""
+
+
 def _regex_rules(text: str) -> str:
     from llguidance import LLMatcher
 
@@ -208,14 +225,30 @@ class _Bytes:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
-def _require_usable(name: str, kind: str, rules: str) -> None:
-    """Raises UsageError for rules that llguidance refuses, or supports only in part, or that no text fits."""
-    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def _require_usable(name: str, kind: str, text: str, rules: str) -> None:
+    """Raises UsageError for rules that llguidance refuses or supports only in part, or that have no whole text."""
+    from llguidance import LLMatcher
 
     _, found = LLMatcher.validate_grammar_with_warnings(rules, limits=limits())
     if found:  # warnings as well: a keyword that is ignored would be a promise that is not kept
         raise UsageError(f"{name} cannot be used: {_described(found[0])}", hint=_HINTS[kind])
-    matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), rules, log_level=0, limits=limits())
+    try:
+        part = _endless_part(kind, text)
+    except ValueError as error:
+        raise UsageError(f"{name} cannot be used: {error}", hint=_HINTS[kind]) from None
+    if part:
+        raise UsageError(
+            f"{name} has a part that no text can end: {part}",
+            hint="give it an alternative without itself, or make it optional",
+        )
+    matcher = LLMatcher(_byte_tokenizer(), rules, log_level=0, limits=limits())
     matcher.compute_bitmask()
     if not matcher.is_error() and (forced := matcher.compute_ff_bytes()):
         matcher.try_consume_tokens(list(forced))
@@ -228,6 +261,11 @@ def _require_usable(name: str, kind: str, rules: str) -> None:
         )
     if matcher.is_error():
         raise too_much_work(name, matcher.get_error())
+    mask = int.from_bytes(matcher.compute_bitmask(), "little") % (1 << 256)
+    if mask:  # some attributes of rules, such as max_tokens, exclude rollback, which drafts need
+        matcher.try_consume_tokens([(mask & -mask).bit_length() - 1])
+        if not matcher.rollback(1):
+            raise UsageError(f"{name} cannot be used: {_described(matcher.get_error())}", hint=_HINTS[kind])
 
 
 def too_much_work(name: str, found: str) -> UsageError:
@@ -250,74 +288,3 @@ def limits() -> Any:
     from llguidance import LLParserLimits
 
     return LLParserLimits(verbose_errors=False)
-
-
-def _endless(schema: object) -> bool:
-    """True if every text that fits a schema contains another one, so that none ends.
-
-    llguidance accepts such a schema. The references that have an end are found step by step, from those without
-    references on.
-    """
-    finite: set[str] = set()
-
-    def ends(node: object) -> bool:
-        if not isinstance(node, dict):
-            return node is not False
-        if "const" in node or "enum" in node:
-            return True
-        if "$ref" in node and str(node["$ref"]) not in finite:
-            return False
-        if not all(map(ends, node.get("allOf", ()))):
-            return False
-        if not all(any(map(ends, node[key])) for key in ("anyOf", "oneOf") if key in node):
-            return False
-        kinds = node.get("type", "any")
-        return any(_has_end(node, kind, ends) for kind in ([kinds] if isinstance(kinds, str) else kinds))
-
-    waiting = {ref: _target(schema, ref) for ref in _references(schema)}
-    while found := {ref for ref, node in waiting.items() if ends(node)}:
-        finite |= found
-        waiting = {ref: node for ref, node in waiting.items() if ref not in found}
-    return not ends(schema)
-
-
-def _has_end(node: Mapping[str, Any], kind: str, ends: Callable[[object], bool]) -> bool:
-    """Can a value of this type end? An object needs its required parts, an array the least number of its items."""
-    if kind == "object":
-        known, more = node.get("properties", {}), node.get("additionalProperties", True)
-        others = [*node.get("patternProperties", {}).values(), more]
-        required = set(node.get("required", ()))
-        if not all(ends(known[name]) if name in known else any(map(ends, others)) for name in required):
-            return False
-        # llguidance takes minProperties only if all known names are required.
-        return node.get("minProperties", 0) <= len(required) or any(map(ends, others))
-    if kind == "array":
-        first, n_least = node.get("prefixItems", ()), node.get("minItems", 0)
-        return all(map(ends, first[:n_least])) and (n_least <= len(first) or ends(node.get("items", True)))
-    return True
-
-
-def _references(node: object) -> set[str]:
-    """Every `$ref` in a schema."""
-    if isinstance(node, list):
-        return set().union(*map(_references, node))
-    if not isinstance(node, dict):
-        return set()
-    own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
-    return own.union(*map(_references, node.values()))
-
-
-def _target(schema: object, ref: str) -> object:
-    """What a reference of the form `#/a/b` points to; True, which always ends, for all others."""
-    if not ref.startswith("#"):
-        return True
-    node = schema
-    for part in ref[1:].split("/")[1:]:
-        part = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict) and part in node:
-            node = node[part]
-        else:
-            return True
-    return node

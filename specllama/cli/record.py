@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specllama import __version__
+from specllama.chat.format import AnswerFormat
 from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
 from specllama.cli.tuned import unused_draft
@@ -111,6 +112,7 @@ class Record:
     """A header written before the answer begins, and what is gathered from its events."""
 
     header: Mapping[str, object]
+    form: AnswerFormat | None = None
     notices: list[str] = field(default_factory=list)
     # Of the steps after the first, which belongs to the prompt.
     n_steps: int = 0
@@ -133,6 +135,7 @@ class Record:
             "text": answer.text,
             "tokens": answer.tokens,
             "finish_reason": finished.reason,
+            "fits_format": self.form and self.form.fits(answer.text),
             **figures(stats),
             "times": {key: value for key, value in stats.to_json().items() if key.endswith("_s")},
             "overhead": {
@@ -163,5 +166,6 @@ def begin(
                 "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,
             },
         },
+        form=settings.format,
         notices=list(filter(None, [unused_draft(setup, names)])),
     )

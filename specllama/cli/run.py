@@ -43,7 +43,7 @@ from specllama.cli.screen.view import AnswerView, CodeView, EventView, RecordVie
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, measured, say_profile, strategy_text
 from specllama.core.engine import Engine
-from specllama.core.events import Event, Finished, PromptProgress, Reason
+from specllama.core.events import Event, Finished, PromptProgress
 from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, Stopper
 from specllama.files.catalog import load_catalog
@@ -63,7 +63,9 @@ class RunOutputOptions(OutputOptions):
     log: Annotated[
         bool, Option("--log/--no-log", "Keep the prompt and the answer in a file, see `specllama logs`.")
     ] = False
-    fail_if_cut: Annotated[bool, Option("--fail-if-cut", "Exit code 3 if -n or the context cuts the answer.")] = False
+    fail_if_cut: Annotated[
+        bool, Option("--fail-if-cut", "Exit code 3 if -n, the context, or --stop within a format cuts the answer.")
+    ] = False
 
 
 @with_options
@@ -96,7 +98,7 @@ def run(
         require_room(read.tokens, setup, sampling.predict)
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
-    reason = _answer(
+    cut = _answer(
         read,
         ask,
         sampling,
@@ -109,7 +111,7 @@ def run(
     )
     if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
-    if output.fail_if_cut and reason == "length":
+    if output.fail_if_cut and cut:
         raise typer.Exit(CUT)
 
 
@@ -169,8 +171,10 @@ def _answer(
     live: bool,
     extract: bool,
     log: Mapping[str, object] | None,
-) -> Reason:
-    """Load the models, generate and show the answer; returns why it ended. Raises SystemExit after a signal.
+) -> bool:
+    """Load the models, generate and show the answer. Raises SystemExit after a signal.
+
+    Returns True if the answer was cut: by -n, by the context, or by a stop text before it fits the format.
 
     `log`: what to keep beside the answer; None keeps nothing.
     """
@@ -231,17 +235,18 @@ def _answer(
         setup = lesson.learned()
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
-        elif out.format == "human" and finished.stats.n_steps:
+        fits = form is None or extract or form.fits(answer.text)
+        cut = finished.reason == "length" or (finished.reason == "stop" and not fits)
+        if out.format == "human" and finished.stats.n_steps:
             say_summary(out, finished.stats)
             out.detail(strategy_text(setup.strategy))
-            if finished.reason == "length":
-                n_emitted, full = finished.stats.n_emitted, f"the context of {models.target.n_ctx} tokens is full"
-                why = (
-                    f"after {counted(n_emitted, 'token')} (-n)"
-                    if n_emitted == sampling.predict
-                    else f"because {full} (--ctx-size)"
-                )
-                what = f", so it does not fit the {form.kind}" if form else ""
+            if cut:
+                why = f"because the context of {models.target.n_ctx} tokens is full (--ctx-size)"
+                if finished.reason == "stop":
+                    why = "by --stop"
+                elif finished.stats.n_emitted == sampling.predict:
+                    why = f"after {counted(finished.stats.n_emitted, 'token')} (-n)"
+                what = f", so it does not fit the {form.kind}" if form and not fits else ""
                 out.note(f"note: the answer was cut {why}{what}")
         if log is not None:
             logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
@@ -249,7 +254,7 @@ def _answer(
         if finished.reason != "cancelled" and not (setup.looks and seeded):
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass
-        return finished.reason
+        return cut
 
 
 def _show(events: Iterator[Event], view: View, takers: Sequence[Callable[[Event], None]], cancel: Cancel) -> Finished:

@@ -228,6 +228,15 @@ def test_a_space_that_the_tokenizer_adds_is_not_forced() -> None:
     assert vocab.text(list(constraint.forced())).startswith(b'{"name":')
 
 
+def test_what_fits_is_a_whole_answer() -> None:
+    """Prevents: half an answer that is taken for the whole one, as after a stop text."""
+    for form, texts in (
+        (format_of("regex", "a{2,3}é?"), {"aa": True, "aaé": True, "a": False, "aab": False, "": False}),
+        (schema(NAME), {'{"name": "\\n"}': True, '{"name": "x"': False, '{"name": "x"} ': False}),
+    ):
+        assert {text: form.fits(text) for text in texts} == texts
+
+
 def test_states_do_not_depend_on_the_way_to_them() -> None:
     """Rollback: after any walk over drafted paths, committed or not, masks equal those of a fresh matcher."""
     vocab = Bytes('{"', '": ', '"}', "na", "me", "the", ", ")

@@ -29,21 +29,28 @@ def test_an_answer_fits_its_schema_and_the_record_says_so(specllama: Run, byte_p
     args = ["run", *byte_pair.options, "hi", "-n", "200", "--seed", "3", "--json"]
     record = record_of(specllama(*args, "--json-schema", str(schema)))
     value = json.loads(record["text"])
-    assert (set(value), record["finish_reason"]) == ({"kind", "ok"}, "stop")
+    assert (set(value), record["finish_reason"], record["fits_format"]) == ({"kind", "ok"}, "stop", True)
     assert json.loads(record["settings"]["format"]["json_schema"]) == CLOSED
     assert record["acceptance"]["accepted"] > 0
     again = record_of(specllama(*args, "--json-schema", json.dumps(CLOSED)))
     assert again["text"] == record["text"]
-    assert record_of(specllama(*args, "-n", "5"))["settings"]["format"] is None
+    free = record_of(specllama(*args, "-n", "5"))
+    assert free["settings"]["format"] is free["fits_format"] is None
 
 
 def test_a_cut_answer_says_that_it_does_not_fit(specllama: Run, byte_pair: Pair) -> None:
     """Prevents: half an object that is taken for the answer."""
-    args = ["run", *byte_pair.options, "hi", "-n", "3", "--regex", "a{9}"]
-    result = specllama(*args)
-    assert result.code == 0
-    assert "does not fit the regex" in result.err
-    assert specllama(*args, "--fail-if-cut").code == 3
+    args = ["run", *byte_pair.options, "hi", "--regex", "a{9}b?"]
+    for options, why, reason in ((["-n", "3"], "(-n)", "length"), (["--stop", "aaa"], "--stop", "stop")):
+        result = specllama(*args, *options, "--fail-if-cut")
+        assert result.code == 3
+        assert f"{why}, so it does not fit the regex" in result.err
+        record = record_of(specllama(*args, *options, "--json"))
+        assert (record["finish_reason"], record["fits_format"]) == (reason, False)
+        chat = specllama("chat", *byte_pair.options, "--regex", "a{9}b?", *options, stdin=b"hi\n")
+        assert "no regex" in chat.err
+    whole = specllama(*args, "--stop", "b", "--logit-bias", f"{ord('b')}+9", "--fail-if-cut")
+    assert (whole.code, whole.out) == (0, "aaaaaaaaa\n")
 
 
 @pytest.mark.parametrize("command", [["run", "hi"], ["chat"]])

@@ -342,6 +342,9 @@ class ChatState:
             self.output.note("note: stopped before the answer began; the message is not kept (press Up to get it back)")
         else:
             end = {"cancelled": "stopped", "length": "cut off", "stop": ""}[finished.reason]
+            form = self.session.settings.format
+            if form and not form.fits(self.session.turns[-1].answer):
+                end = f"{end or 'cut by a stop text'}: no {form.kind}"
             say_summary(self.output, finished.stats, end)
 
     def start_record(self) -> None:

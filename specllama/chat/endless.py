@@ -1,0 +1,279 @@
+"""Parts of a schema or a grammar that no text can end: a model that says the beginning of one never stops.
+
+llguidance takes such parts, because it looks at the next token only. What can end is found step by step, from the
+parts that refer to nothing on. Every part that an answer may come to must have an end, also where others do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+# A name, all of a tuple, any one of a list; `()` is the empty text, None never ends.
+Node: TypeAlias = "str | tuple[Node, ...] | list[Node] | None"
+
+
+def _finite(parts: Mapping[str, Any], ends: Callable[[Any, set[str]], bool]) -> set[str]:
+    """The names of the parts that can end; `ends` is given those that are known to."""
+    found, n_before = set[str](), -1
+    while len(found) > n_before:
+        n_before = len(found)
+        for name in reversed(parts):  # what is referred to mostly comes later
+            if name not in found and ends(parts[name], found):
+                found.add(name)
+    return found
+
+
+def endless_schema(schema: object) -> str:
+    """The name of a part of a JSON schema that cannot end, such as `#/$defs/a`; an empty text if all can."""
+    targets = {ref: _target(schema, ref) for ref in _references(schema)}
+    finite, entered = _finite(targets, _schema_ends), set[str]()
+    waiting: list[tuple[str, object]] = [("the schema", schema)]
+    while waiting:
+        name, node = waiting.pop()
+        ref = node.get("$ref") if isinstance(node, dict) else None
+        if ref is not None and ref not in finite:
+            return str(ref)
+        if not _schema_ends(node, finite):
+            return name
+        waiting += [(name, part) for part in _parts(node)]
+        if ref is not None and ref not in entered:
+            entered.add(ref)
+            waiting.append((ref, targets[ref]))
+    return ""
+
+
+def _parts(node: object) -> Iterator[object]:
+    """The schemas of parts that a text may have. `false` is none: llguidance leaves such a part out."""
+    if not isinstance(node, dict) or "const" in node or "enum" in node:
+        return
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        yield from node.get(key, ())
+    for key in ("properties", "patternProperties"):
+        yield from node.get(key, {}).values()
+    yield node.get("additionalProperties")
+    if node.get("maxItems", 1) > len(node.get("prefixItems", ())):
+        yield node.get("items")
+
+
+def _schema_ends(node: object, finite: set[str]) -> bool:
+    """Does a text of this schema end? Also true of `false`, which has no texts at all."""
+    if not isinstance(node, dict) or "const" in node or "enum" in node:
+        return True
+    if str(node.get("$ref", "")) not in {"", *finite}:
+        return False
+
+    def ends(part: object) -> bool:
+        return _schema_ends(part, finite)
+
+    if not all(map(ends, node.get("allOf", ()))):
+        return False
+    if not all(any(map(ends, node[key])) for key in ("anyOf", "oneOf") if key in node):
+        return False
+    kinds = node.get("type", "any")
+    return any(_has_end(node, kind, ends) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _has_end(node: Mapping[str, Any], kind: str, ends: Callable[[object], bool]) -> bool:
+    """Can a value of this type end? An object needs its required parts, an array the least number of its items."""
+    if kind == "object":
+        known, more = node.get("properties", {}), node.get("additionalProperties", True)
+        others = [*node.get("patternProperties", {}).values(), more]
+        required = set(node.get("required", ()))
+        if not all(ends(known[name]) if name in known else any(map(ends, others)) for name in required):
+            return False
+        # llguidance takes minProperties only if all known names are required.
+        return node.get("minProperties", 0) <= len(required) or any(map(ends, others))
+    if kind == "array":
+        first, n_least = node.get("prefixItems", ()), node.get("minItems", 0)
+        return all(map(ends, first[:n_least])) and (n_least <= len(first) or ends(node.get("items", True)))
+    return True
+
+
+def _references(node: object) -> set[str]:
+    """Every `$ref` in a schema."""
+    if isinstance(node, list):
+        return set().union(*map(_references, node))
+    if not isinstance(node, dict):
+        return set()
+    own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+    return own.union(*map(_references, node.values()))
+
+
+def _target(schema: object, ref: str) -> object:
+    """What a reference of the form `#/a/b` points to; True, which always ends, for all others."""
+    if not ref.startswith("#"):
+        return True
+    node = schema
+    for part in ref[1:].split("/")[1:]:
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            return True
+    return node
+
+
+def endless_rule(lark: str) -> str:
+    """The name of a rule of a Lark grammar that cannot end; an empty text if all that `start` leads to can.
+
+    `lark`: a grammar that llguidance takes. Raises ValueError if it cannot be read, or sets what a mask cannot keep.
+    """
+    return _Lark(lark).endless()
+
+
+# As in llguidance: parser/src/lark/lexer.rs.
+_LEXEME = re.compile(
+    r"""(?P<skip> (?:\#|//)[^\n]* | [ \t]+ )
+      | (?P<line> \r?\n )
+      | (?P<terminal> "(?:\\.|[^"\\])*"i? | /(?:\\.|[^/\\])+/[imslux]* | _?[A-Z][_A-Z0-9\-]* | <[^<>\s]+> | @[\w\-]+ )
+      | (?P<rule> !?[_?]?[a-z][_a-z0-9\-]* )
+      | (?P<sign> -> | :: | \.\. | %[a-z]+ | [+-]?\d\w*(?:\.\d\w*)? | \S )""",
+    re.VERBOSE,
+)
+_SPACE = re.compile(r"\s*")
+_AFTER_SEQUENCE = ("|", ")", "]", "}", "")
+
+
+class _Lark:
+    """Reads the rules of a grammar, lexeme by lexeme; the last one is empty."""
+
+    def __init__(self, text: str) -> None:
+        self._lexemes: list[tuple[str, str]] = []  # (kind, text)
+        self._at = 0
+        at, decoder = 0, json.JSONDecoder()
+        while at < len(text):
+            if (found := _LEXEME.match(text, at)) is None:
+                raise ValueError(f"cannot read {text[at : at + 20]!r}")
+            kind, lexeme, at = str(found.lastgroup), found[0], found.end()
+            if lexeme in ("%json", "%regex", "%llguidance"):
+                value, at = decoder.raw_decode(text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
+                kind = "endless" if lexeme == "%json" and endless_schema(value) else "terminal"
+            if kind != "skip" and lexeme != "%llguidance":
+                self._lexemes.append((kind, lexeme))
+        self._lexemes.append(("end", ""))
+
+    def endless(self) -> str:
+        """The name of an endless rule of the grammar that begins here."""
+        rules: dict[str, Node] = {}
+        while self._next not in ("}", ""):
+            kind, name = self._lexemes[self._at]
+            if kind in ("rule", "terminal"):
+                begun = self._at
+                self._skip_to(":")
+                if ("rule", "temperature") in self._lexemes[begun : self._at]:
+                    raise ValueError(f"{name} sets a temperature, which only --temp does")
+                self._at += 1
+                rules[name.lstrip("!?")] = self._alternatives()
+            elif kind == "sign":  # a statement
+                self._skip_to("\n")
+            else:
+                self._at += 1
+
+        def ends(node: Node, found: set[str]) -> bool:
+            if node is None or isinstance(node, str):
+                return node in found or node not in {None, *rules}
+            return (all if isinstance(node, tuple) else any)(ends(part, found) for part in node)
+
+        finite, entered, waiting = _finite(rules, ends), {"start"}, ["start"]
+        while waiting:
+            name = waiting.pop()
+            inner = set(_names(rules[name]))
+            if name not in finite or None in inner:
+                return name
+            more = inner.intersection(rules) - entered
+            entered |= more
+            waiting += more
+        return ""
+
+    @property
+    def _next(self) -> str:
+        return self._lexemes[self._at][1]
+
+    def _take(self, *wanted: str) -> str:
+        """The next lexeme, read if it is one of `wanted`; else an empty text."""
+        found = self._next if self._next in wanted else ""
+        self._at += bool(found)
+        return found
+
+    def _skip_to(self, *wanted: str) -> None:
+        """Go to the next of `wanted` outside of brackets, or to the end."""
+        depth = 0
+        while self._next and (depth or self._next.strip("\r") not in wanted):
+            depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(self._next, 0)
+            self._at += 1
+
+    def _alternatives(self) -> Node:
+        found = [self._sequence()]
+        while True:
+            at = self._at
+            while self._take("\n", "\r\n"):
+                pass
+            if not self._take("|"):
+                self._at = at
+                return found
+            found.append(self._sequence())
+
+    def _sequence(self) -> Node:
+        found: list[Node] = []
+        while self._next.strip("\r\n") not in _AFTER_SEQUENCE:
+            if self._take("->", "%if"):
+                self._skip_to("\n", *_AFTER_SEQUENCE)
+                break
+            found.append(self._repeated(self._atom()))
+        return tuple(found)
+
+    def _atom(self) -> Node:
+        kind, lexeme = self._lexemes[self._at]
+        self._at += 1
+        if lexeme == "(":
+            node = self._alternatives()
+            self._take(")")
+            return node
+        if lexeme == "[":
+            node = [self._alternatives(), ()]
+            self._take("]")
+            return node
+        if lexeme == "%lark":
+            self._take("{")
+            node = None if self.endless() else ()
+            self._take("}")
+            return node
+        if kind == "rule":
+            if self._take("::"):  # a parameter: a name or number, or an expression
+                self._at += self._next not in ("(", "[")
+                if self._next in ("(", "["):
+                    self._at += 1
+                    self._skip_to(")", "]")
+                    self._at += 1
+            return lexeme
+        return None if kind == "endless" else ()
+
+    def _repeated(self, node: Node) -> Node:
+        """`node` with the operator after it."""
+        if self._take("?", "*"):
+            return [node, ()]
+        n_least = "1"
+        if self._take("~"):
+            n_least = self._next
+            self._at += 1
+            if self._take(".."):
+                self._at += 1
+        elif self._take("{"):
+            n_least = self._next
+            self._skip_to("}")
+            self._at += 1
+        return [node, ()] if n_least in (",", "0") else node
+
+
+def _names(node: Node) -> Iterator[str | None]:
+    if node is None or isinstance(node, str):
+        yield node
+    else:
+        for part in node:
+            yield from _names(part)
