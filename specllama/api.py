@@ -280,8 +280,8 @@ class Pair:
         asked = options.get("seed", -1)
         seed = options["seed"] = _seed(asked)
         text = TextStream(self._models.target.vocab.piece, _stops(options.get("stop", ())))
-        form = _format(options.pop("json_schema", None), options.pop("grammar", None), options.pop("regex", None))
-        return self._answered(self._events(prompt, form, seeded=seed == asked, **options), text, seed, form)
+        events, form = self._events(prompt, seeded=seed == asked, **options)
+        return self._answered(events, text, seed, form)
 
     def events(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Events:
         """The engine's events: the tokens and their origin, the steps, the end.
@@ -289,13 +289,11 @@ class Pair:
         Raises UsageError, PromptError and TemplateError in this call; ModelBusy, NumericsError and BackendError when
         the events are read.
         """
-        form = _format(options.pop("json_schema", None), options.pop("grammar", None), options.pop("regex", None))
-        return self._events(prompt, form, seeded=options.get("seed", -1) != -1, **options)
+        return self._events(prompt, seeded=options.get("seed", -1) != -1, **options)[0]
 
     def _events(
         self,
         prompt: Prompt,
-        form: AnswerFormat | None,
         *,
         seeded: bool,
         system: str = "",
@@ -304,9 +302,13 @@ class Pair:
         seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
+        json_schema: str | Mapping[str, object] | None = None,
+        grammar: str | None = None,
+        regex: str | None = None,
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Events:
+    ) -> tuple[Events, AnswerFormat | None]:
+        form = _format(json_schema, grammar, regex)
         mode = _mode(seed_mode)
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
@@ -323,7 +325,7 @@ class Pair:
         )
         policy = self._policies[params.greedy] if drafts else None
         alone = form is not None or (seeded and mode is SeedMode.DRAWS)
-        return self._followed(events, policy, greedy=params.greedy, seeded=alone)
+        return self._followed(events, policy, greedy=params.greedy, seeded=alone), form
 
     def chat(
         self,
@@ -457,7 +459,7 @@ class Pair:
                 text.push(event.token)
         assert isinstance(event, Finished), "the engine's last event is always Finished"
         text.finish()
-        fits = form and form.fits(text.text)
+        fits = None if form is None else form.fits(text.text)
         return Answer(text.text, tuple(text.tokens), event.reason, seed, event.stats, fits)
 
 

@@ -14,6 +14,7 @@ from specllama.audit.models import Passing
 from specllama.audit.parts import Parts, Watching
 from specllama.audit.rules import BlockVerifier, MatchVerifier, Probs, TokenVerifier, law_of_probs, normalised
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Allowed, Constraint
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.row_laws import RowLaws
@@ -155,6 +156,52 @@ class PathlessLaws(RowLaws):
 
 class PenaltiesWithoutPath(Engine):
     _row_laws = PathlessLaws
+
+
+class UnmaskedLaws(RowLaws):
+    """The mask of a format reaches the draft only."""
+
+    def _allowed(self, path: Sequence[int]) -> Allowed | None:
+        return None
+
+
+class UnmaskedTarget(Engine):
+    _row_laws = UnmaskedLaws
+
+
+class LateMaskLaws(UnmaskedLaws):
+    """The mask of a format comes after the filters, which have kept tokens that it forbids."""
+
+    def _law(self, row: int) -> Distribution:
+        allowed = RowLaws._allowed(self, self._path(row - 1))
+        ids, probs = super()._law(row).items()
+        fitting = [i for i, token in enumerate(ids.tolist()) if allowed is None or token in allowed]
+        if not fitting or sum(probs[fitting]) == 0.0:
+            return RowLaws._law(self, row)
+        return Distribution.on(ids[fitting], probs[fitting] / probs[fitting].sum())
+
+
+class LateMask(Engine):
+    _row_laws = LateMaskLaws
+
+
+class ForgetsRollback:
+    """A constraint that goes on after the whole draft, also if a part of it was rejected."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self._drafted: tuple[int, ...] = ()
+
+    def allowed(self, path: Sequence[int]) -> Allowed:
+        self._drafted = max(self._drafted, tuple(path), key=len)
+        return self._constraint.allowed(path)
+
+    def forced(self) -> Sequence[int]:
+        return self._constraint.forced()
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._constraint.advance(tokens if len(self._drafted) < len(tokens) else self._drafted)
+        self._drafted = ()
 
 
 def engine_with(verifier: TokenVerifier) -> type[Engine]:
@@ -314,6 +361,7 @@ class Fault:
     strategy: str = "draft-simple"  # `lookup` without a draft model
     rule: Rule = Rule.TOKEN
     needs_draft: bool = False  # lookups are rare point masses, which do not always show the fault
+    needs_format: bool = False
     needs_tree: bool = False  # the target, and the draft if it is needed, must evaluate trees
     verifier: TokenVerifier | None = None  # the broken verifier of `parts`
 
@@ -335,6 +383,10 @@ def _block(name: str, verifier: TokenVerifier) -> Fault:
 
 def _drafts(name: str, change: Callable[[Draft, Chooser], Draft]) -> Fault:
     return Fault(name, "law", Parts(drafter=lambda drafter: BrokenDrafter(drafter, change)), needs_draft=True)
+
+
+def _masks(name: str, section: Section, parts: Parts) -> Fault:
+    return Fault(f"format: {name}", section, parts, needs_format=True)
 
 
 FAULTS = (
@@ -365,6 +417,9 @@ FAULTS = (
     _tree(_drafts("siblings are drawn with replacement", draws_with_replacement)),
     _tree(_drafts("q of a sibling is normalised twice", normalises_twice)),
     Fault("penalties do not see the tokens of the draft", "law", Parts(engine=PenaltiesWithoutPath), needs_draft=True),
+    _masks("the mask reaches q, not p", "law", Parts(engine=UnmaskedTarget)),
+    _masks("the mask comes after the filters", "law", Parts(engine=LateMask)),
+    _masks("a rejected draft stays in the state of the format", "greedy", Parts(constraint=ForgetsRollback)),
     Fault("one random number drafts and verifies a token", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
     _rule("greedy: every drafted token is accepted", AcceptsEverything(), section="greedy"),
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),

@@ -14,10 +14,11 @@ import numpy as np
 
 from specllama.audit.models import Op, Recorded, again, held
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination
-from specllama.audit.reference import scores
+from specllama.audit.reference import masked, scores
 from specllama.audit.report import GreedyRun, TextDifference
-from specllama.base.errors import Interrupted
+from specllama.base.errors import AllForbidden, Interrupted
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Constraint
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
@@ -45,10 +46,12 @@ def answer(
     n_tokens: int,
     cancel: Cancel | None = None,
     noise: SharedNoise | None = None,
+    constraint: Constraint | None = None,
 ) -> GreedyAnswer:
     """An answer of at most `n_tokens`, greedy or with `noise`. Raises Interrupted."""
     tokens: list[int] = []
-    for event in engine.generate(prompt, params, noise or RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
+    choose = noise or RandomChooser(0)
+    for event in engine.generate(prompt, params, choose, max_tokens=n_tokens, cancel=cancel, constraint=constraint):
         if isinstance(event, TokenEvent):
             tokens.append(event.token)
         elif isinstance(event, Finished):
@@ -104,11 +107,18 @@ def first_difference(plain: GreedyAnswer, ours: GreedyAnswer) -> int | None:
 
 
 class GreedyComparison:
-    """Answers to one prompt, greedy or with the noise of one seed, compared with plain decoding."""
+    """Answers to one prompt, greedy, with the noise of one seed or in the format, compared with plain decoding."""
 
     def __init__(
-        self, subject: AuditSubject, prompt: AuditPrompt, n_tokens: int, noise: SharedNoise | None = None
+        self,
+        subject: AuditSubject,
+        prompt: AuditPrompt,
+        n_tokens: int,
+        noise: SharedNoise | None = None,
+        *,
+        in_format: bool = False,
     ) -> None:
+        self.in_format = in_format
         self.subject, self.prompt, self.n_tokens, self.noise = subject, prompt, n_tokens, noise
         self.params = subject.params if noise else replace(subject.params, temperature=0.0)
         self.target = Recorded(subject.parts.target(subject.target))
@@ -121,7 +131,10 @@ class GreedyComparison:
         self.plain = self._answer(n_tokens)
 
     def _answer(self, n_tokens: int) -> GreedyAnswer:
-        return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel, self.noise)
+        subject, constraint = self.subject, None
+        if self.in_format and subject.constraint is not None:
+            constraint = subject.parts.constraint(subject.constraint())
+        return answer(self.engine, self.prompt.tokens, self.params, n_tokens, subject.cancel, self.noise, constraint)
 
     def run(self, combination: Combination, n_max: int) -> GreedyRun:
         """Compares an answer with drafts of up to `n_max` tokens."""
@@ -133,7 +146,7 @@ class GreedyComparison:
         failure = ""
         try:
             ours = self._answer(self.n_tokens)
-        except ValueError as error:  # a law that the noise of the seed did not settle
+        except (ValueError, AllForbidden) as error:  # a law that the noise did not settle, a mask of another text
             ours, failure = self.plain, str(error)
         finally:
             drafter.close()
@@ -148,6 +161,7 @@ class GreedyComparison:
             n_drafted=ours.stats.n_drafted,
             n_accepted=ours.stats.n_accepted,
             same_seed=self.noise is not None,
+            in_format=self.in_format,
             failure=failure,
             difference=None if at is None else self._difference(ours, at),
         )
@@ -179,19 +193,21 @@ class GreedyComparison:
         ops, said = list(self.target.ops), self.plain.tokens[:at]
         target, prompt = self.subject.target, self.prompt.tokens
         line = (*prompt, *said)
+
+        def scored(row: FloatArray) -> FloatArray:
+            row = masked(row, self.subject.allowed_after(said)) if self.in_format else row
+            return scores(row, line, self.params, self.noise)
+
         if at not in self._controls:
             found = control(target, prompt, said)
-            self._controls[at] = Control(
-                scores(found.alone, line, self.params, self.noise),
-                tuple(scores(row, line, self.params, self.noise) for row in found.blocks),
-            )
+            self._controls[at] = Control(scored(found.alone), tuple(map(scored, found.blocks)))
         here = self._controls[at]
         reread = self._reread(ops, line)
         # The next answer must find the prompt in the KV cache.
         again(target, self._reading, stale=lambda _, token: token)
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
         top = np.partition(here.alone, len(here.alone) - 2)[-2:]
-        row = here.alone if reread is None else scores(reread, line, self.params, self.noise)
+        row = here.alone if reread is None else scored(reread)
         return TextDifference(
             at=at,
             plain=a,
@@ -212,13 +228,23 @@ def _token_at(said: GreedyAnswer, at: int, row: FloatArray, end_tokens: frozense
     return max(end_tokens, key=lambda token: float(row[token]), default=0)
 
 
-def compare(subject: AuditSubject, effort: AuditEffort) -> Iterator[GreedyRun]:
-    """Every prompt with every K up to the longest, and once with the seed's noise; strategies and rules take turns."""
+def compare(subject: AuditSubject, effort: AuditEffort, *, only_in_format: bool = False) -> Iterator[GreedyRun]:
+    """Every prompt with every K up to the longest, once with the seed's noise and once in the format.
+
+    Strategies and rules take turns.
+    """
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
         longest = subject.drafting.length.longest
-        for noise, lengths in ((None, range(1, longest + 1)), (SharedNoise(subject.seed), (longest,))):
-            comparison = GreedyComparison(subject, prompt, effort.n_tokens, noise)
+        kinds = (
+            (None, False, range(1, longest + 1)),
+            (SharedNoise(subject.seed), False, (longest,)),
+            (None, True, (longest,)),
+        )
+        for noise, in_format, lengths in kinds:
+            if (in_format and subject.constraint is None) or (only_in_format and not in_format):
+                continue
+            comparison = GreedyComparison(subject, prompt, effort.n_tokens, noise, in_format=in_format)
             for n_max in lengths:
                 subject.require_going()
                 yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)

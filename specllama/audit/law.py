@@ -9,6 +9,7 @@ from typing import TypeAlias, cast
 
 from specllama.audit.enumeration import law_of
 from specllama.base.errors import Interrupted
+from specllama.core.constraint import Constraint
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
@@ -34,7 +35,14 @@ class Distance:
 
 
 def block_law(
-    engine: Engine, context: Sequence[int], params: SamplingParams, *, n_max: int, cancel: Cancel, most: int
+    engine: Engine,
+    context: Sequence[int],
+    params: SamplingParams,
+    *,
+    n_max: int,
+    cancel: Cancel,
+    most: int,
+    constraint: Callable[[], Constraint | None] = lambda: None,
 ) -> tuple[Mapping[Block, float], int, int]:
     """(law of the engine's first step after `context`, number of branches, longest draft), by enumeration.
 
@@ -46,7 +54,7 @@ def block_law(
         nonlocal n_branches, n_drafted
         n_branches += 1
         emitted: list[int] = []
-        events = engine.generate(context, params, choose, max_tokens=n_max + 1, cancel=cancel)
+        events = engine.generate(context, params, choose, max_tokens=n_max + 1, cancel=cancel, constraint=constraint())
         with closing(cast("Generator[Event, None, None]", events)):
             for event in events:
                 if isinstance(event, TokenEvent):

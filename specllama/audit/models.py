@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Allowed, Constraint
 from specllama.core.types import Growing, LanguageModel, Spelling, common_prefix, room_after
 
 
@@ -144,6 +145,43 @@ class Remembered(Passing):
             self._held.extend(block)
             for i in range(len(block)):
                 self._rows.setdefault(text[: at + i + 1], np.array(rows[i]))
+
+
+class RememberedMasks:
+    """What may follow each text of an answer in a format, computed once, for an enumeration of many answers."""
+
+    def __init__(self, constraint: Constraint, said: Sequence[int], end_tokens: Collection[int]) -> None:
+        """`said`: what the answers have already said."""
+        constraint.advance(said)
+        self._constraint, self._end_tokens = constraint, end_tokens
+        self._known: dict[tuple[int, ...], Allowed] = {}
+
+    def answer(self) -> Constraint:
+        """The constraint of a new answer."""
+        return _AnswerMasks(self.after, self._end_tokens)
+
+    def after(self, text: tuple[int, ...]) -> Allowed:
+        if text not in self._known:
+            self._known[text] = self._constraint.allowed(text)
+        return self._known[text]
+
+
+class _AnswerMasks:
+    def __init__(self, after: Callable[[tuple[int, ...]], Allowed], end_tokens: Collection[int]) -> None:
+        self._after, self._end_tokens = after, end_tokens
+        self._said: tuple[int, ...] = ()
+
+    def allowed(self, path: Sequence[int]) -> Allowed:
+        return self._after((*self._said, *path))
+
+    def forced(self) -> Sequence[int]:
+        path: list[int] = []
+        while (only := self.allowed(path).only) is not None and only not in self._end_tokens:
+            path.append(only)
+        return path
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._said += tuple(tokens)
 
 
 class Undecided(Passing):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from specllama.base.errors import Interrupted
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Allowed, Constraint
 from specllama.core.engine import Engine
 from specllama.core.optional import models_of, report_of
 from specllama.core.sampling import RandomChooser, SamplingParams
@@ -59,6 +60,7 @@ class Parts:
     choose: Callable[[int], Chooser] = RandomChooser
     target: Callable[[LanguageModel], LanguageModel] = lambda model: model
     draft: Callable[[LanguageModel], LanguageModel] = lambda model: model
+    constraint: Callable[[Constraint], Constraint] = lambda constraint: constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class AuditSubject:
     drafting: DraftSettings  # `length` is the longest draft of greedy answers
     seed: int
     piece: Callable[[int], bytes]  # the text of a token
+    constraint: Callable[[], Constraint] | None = None  # of a new answer in a format; None: no formats are audited
     cancel: Cancel = field(default_factory=Cancel)
     parts: Parts = field(default_factory=Parts)
 
@@ -99,6 +102,14 @@ class AuditSubject:
         )
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
 
+    def allowed_after(self, said: Sequence[int]) -> Allowed:
+        """What may follow `said` in an answer in the format, read token by token from its beginning."""
+        assert self.constraint is not None
+        constraint = self.constraint()
+        for token in said:
+            constraint.advance((token,))
+        return constraint.allowed(())
+
     def require_going(self) -> None:
         """Raises Interrupted if `cancel` is set."""
         if self.cancel.is_set():
@@ -111,6 +122,9 @@ class AuditPrompt:
 
     name: str
     tokens: tuple[int, ...]
+    said: tuple[int, ...] | None = (
+        None  # the part of `tokens` that belongs to an answer in the format; None = free text
+    )
 
 
 class Watching:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.core.arrays import FloatArray
+from specllama.core.constraint import Allowed
 from specllama.core.noise import SharedNoise
 from specllama.core.sampling import GREEDY_BELOW, SamplingParams
 
-FILTERED = -1e3  # score of a token that a filter removed: below any other
+FILTERED = -1e3  # score of a token that a filter, a bias or a mask removed: below any other
 
 
 def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> FloatArray:
@@ -27,6 +28,13 @@ def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams)
             row[token] = row[token] * factor if row[token] <= 0.0 else row[token] / factor
             row[token] -= params.presence_penalty + n_seen * params.frequency_penalty
     return row
+
+
+def masked(logits: FloatArray, allowed: Allowed) -> FloatArray:
+    """The logits, -inf for tokens that are not allowed.  (V,)"""
+    inside = np.zeros(len(logits), dtype=bool)
+    inside[allowed.ids[allowed.ids < len(logits)]] = True
+    return np.where(inside != allowed.all_but, logits, -np.inf)
 
 
 def target_law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> dict[int, float]:
@@ -61,7 +69,7 @@ def scores(
     Of a greedy answer the adjusted logits; with `noise` the logarithms of p with Gumbel noise added.
     """
     if noise is None:
-        return adjusted(logits, history, params)
+        return np.maximum(adjusted(logits, history, params), FILTERED)
     law = target_law(logits, history, params)
     ids = np.array(list(law))
     found = np.full(len(logits), FILTERED)

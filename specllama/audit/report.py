@@ -59,11 +59,12 @@ class GreedyRun:
     n_accepted: int
     difference: TextDifference | None
     same_seed: bool = False  # at the temperature of the audit, `--seed-mode same`
+    in_format: bool = False
     failure: str = ""  # the error that was raised instead
 
     @property
     def kind(self) -> str:
-        return "same seed" if self.same_seed else "greedy"
+        return "same seed" if self.same_seed else "in a format" if self.in_format else "greedy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class LawRow:
     n_drafted_in: int  # contexts with a draft
     n_open: int  # contexts in which p has more than one token
     longest: int  # draft
+    n_masked: int  # contexts in an answer in a format
     n_branches: int
     distance: Distance
     failure: str = ""  # the error that was raised instead
@@ -93,6 +95,7 @@ class LawRow:
             n_wide=self.n_wide + other.n_wide,
             n_drafted_in=self.n_drafted_in + other.n_drafted_in,
             n_open=self.n_open + other.n_open,
+            n_masked=self.n_masked + other.n_masked,
             longest=max(self.longest, other.longest),
             n_branches=self.n_branches + other.n_branches,
             distance=self.distance.worse(other.distance),
@@ -226,6 +229,8 @@ class AuditReport:
                     "not compared"
                 )
         sections = {"greedy answers": self.greedy, "exact laws": self.laws, "draws": self.draws, "KV cache": self.kv}
+        if self.laws and not any(row.n_masked for row in self.laws):
+            found.append("formats: no context of an answer in a format was measured")
         if not self.partial:
             found += [f"{name}: nothing was measured" for name, rows in sections.items() if not rows]
         return found

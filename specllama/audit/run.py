@@ -84,9 +84,10 @@ def run(
     `tell` is called after every pass, because an item may take a minute. Raises the errors of the models.
     """
     faults = audit_self_test.faults_for(subject) if self_test else ()
+    masked = subject.constraint is not None
     sections = {
-        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * (subject.drafting.length.longest + 1),
-        "exact laws and draws": effort.n_contexts,
+        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * (subject.drafting.length.longest + 1 + masked),
+        "exact laws and draws": effort.n_contexts + masked * (effort.n_contexts // 2),
         "KV cache": effort.n_runs,
         **({"self-test": len(faults)} if faults else {}),
     }

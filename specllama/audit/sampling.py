@@ -12,12 +12,13 @@ import numpy as np
 from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_law
 from specllama.audit.enumeration import ContractBroken, TooManyBranches
 from specllama.audit.law import END, Block, Distance, block_law, distance
-from specllama.audit.models import Remembered
+from specllama.audit.models import Remembered, RememberedMasks
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
-from specllama.audit.reference import target_law
+from specllama.audit.reference import masked, target_law
 from specllama.audit.report import DrawRow, LawRow
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.text import counted
+from specllama.core.constraint import Constraint
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
@@ -36,7 +37,9 @@ ECHO, BEFORE_ECHO = 8, 6  # tokens that are repeated, and tokens before the repe
 BROKEN = (SpecllamaError, ContractBroken, ValueError)
 
 
-def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, ...], list[int]]:
+def _uncertain(
+    subject: AuditSubject, prompt: AuditPrompt, constraint: Constraint | None
+) -> tuple[tuple[int, ...], list[int]]:
     """A sampled plain answer and its positions, those first whose most likely token has a probability close to 0.5.
 
     A flatter law has too many branches for more than one drafted token; a certain one shows nothing.
@@ -51,7 +54,12 @@ def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, .
     subject.target.truncate(0)  # the engine must not reuse the cache of an earlier section
     engine = Engine(subject.target, Watching(NoDrafter(), see))
     events = engine.generate(
-        prompt.tokens, subject.params, RandomChooser(subject.seed), max_tokens=N_LOOKED_AT, cancel=subject.cancel
+        prompt.tokens,
+        subject.params,
+        RandomChooser(subject.seed),
+        max_tokens=N_LOOKED_AT,
+        cancel=subject.cancel,
+        constraint=constraint,
     )
     for event in events:
         if isinstance(event, TokenEvent):
@@ -61,21 +69,39 @@ def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, .
 
 
 def contexts(subject: AuditSubject, effort: AuditEffort) -> Iterator[AuditPrompt]:
-    """Answers cut where the target is undecided; in every second one a passage is repeated, for the lookups."""
+    """Answers cut where the target is undecided; in every second one a passage is repeated, for the lookups.
+
+    Then half as many in a format, if there is one.
+    """
     n_room = subject.target.n_ctx if subject.draft is None else min(subject.target.n_ctx, subject.draft.n_ctx)
     known = subject.target.vocab_size if subject.draft is None else subject.draft.vocab_size
     n_made = 0
     rounds = -(-effort.n_contexts // (2 * len(subject.prompts)))  # each round gives a plain and a repeating one
+
+    def fits(text: tuple[int, ...]) -> bool:
+        return len(text) + N_LOOKED_AT < n_room and max(text) < known
+
     for prompt in subject.prompts:
-        said, places = _uncertain(subject, prompt)
+        said, places = _uncertain(subject, prompt, None)
         line = (*prompt.tokens, *said)
         for place in places[:rounds]:
             at = len(prompt.tokens) + place
             echo = (*line[: at + BEFORE_ECHO], *line[max(at - ECHO, 0) : at])
             for name, text in ((f"{prompt.name}+{place}", line[:at]), (f"{prompt.name}+{place}, again", echo)):
-                if n_made < effort.n_contexts and len(text) + N_LOOKED_AT < n_room and max(text) < known:
+                if n_made < effort.n_contexts and fits(text):
                     n_made += 1
                     yield AuditPrompt(name, text)
+    n_wanted = n_made + effort.n_contexts // 2
+    for prompt in subject.prompts:
+        if subject.constraint is None:
+            break
+        said, places = _uncertain(subject, prompt, subject.constraint())
+        for place in places[: -(-effort.n_contexts // (2 * len(subject.prompts)))]:
+            before = (*prompt.tokens, *said) * (n_made % 2)
+            text = (*before, *prompt.tokens, *said[:place])
+            if n_made < n_wanted and fits(text):
+                n_made += 1
+                yield AuditPrompt(f"{prompt.name}+{place}, in a format", text, said[:place])
 
 
 @dataclass(slots=True)
@@ -87,13 +113,26 @@ class AuditedContext:
     target: Remembered
     draft: Remembered | None
     _laws: dict[Block, Mapping[int, float]] = field(default_factory=dict)
+    _masks: RememberedMasks | None = None
+
+    def constraint(self) -> Constraint | None:
+        """That of an answer which goes on after the context; None for free text."""
+        if self.context.said is None:
+            return None
+        if self._masks is None:
+            assert self.subject.constraint is not None
+            self._masks = RememberedMasks(self.subject.constraint(), self.context.said, self.target.end_tokens)
+        return self.subject.parts.constraint(self._masks.answer())
 
     def law_at(self, block: Block) -> Mapping[int, float]:
         """p after the context and `block`, with all end tokens as one outcome."""
         if block not in self._laws:
             line = (*self.context.tokens, *block)
+            row = self.target.row(line)
+            if self.context.said is not None:
+                row = masked(row, self.subject.allowed_after((*self.context.said, *block)))
             law: dict[int, float] = {}
-            for token, prob in target_law(self.target.row(line), line, self.subject.params).items():
+            for token, prob in target_law(row, line, self.subject.params).items():
                 key = END if token in self.target.end_tokens else token
                 law[key] = law.get(key, 0.0) + prob
             self._laws[block] = law
@@ -116,6 +155,7 @@ class AuditedContext:
                     n_max=n_max,
                     cancel=self.subject.cancel,
                     most=effort.most_branches * (WIDEST if n_max == 1 else 1),
+                    constraint=self.constraint,
                 )
                 found = found.worse(distance(law, self.law_at))
             except TooManyBranches:
@@ -136,6 +176,7 @@ class AuditedContext:
             n_wide=int(n_branches == 0 and not failure),
             n_drafted_in=int(n_drafted > 0),
             n_open=int(n_branches > 0 and len(self.law_at(())) > 1),
+            n_masked=int(n_branches > 0 and self.context.said is not None),
             longest=n_drafted,
             n_branches=n_branches,
             distance=found,
@@ -183,7 +224,12 @@ class AuditedContext:
         said: list[int] = []
         choose = self.subject.parts.choose(seed)
         for event in engine.generate(
-            self.context.tokens, self.subject.params, choose, max_tokens=N_DRAFTED + 1, cancel=self.subject.cancel
+            self.context.tokens,
+            self.subject.params,
+            choose,
+            max_tokens=N_DRAFTED + 1,
+            cancel=self.subject.cancel,
+            constraint=self.constraint(),
         ):
             if isinstance(event, TokenEvent):
                 said.append(event.token)

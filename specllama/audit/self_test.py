@@ -23,7 +23,7 @@ from specllama.drafters import DraftSettings
 
 # The most for one fault: each section stops when it shows the fault.
 MOST = AuditEffort(
-    n_prompts=4, n_tokens=8, n_contexts=12, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=4, n_steps=6
+    n_prompts=4, n_tokens=16, n_contexts=12, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=4, n_steps=6
 )
 # Three tokens in a law: with few branches every context can have drafts of two tokens. The penalty counts tokens, so
 # that those of a draft matter also if the text has them already.
@@ -34,6 +34,7 @@ def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
     """The faults that this pair can show; fewer without a draft model, or with models for chains."""
     target, draft = subject.target, subject.draft
     shown = [fault for fault in FAULTS if target.caps.tree or not fault.needs_tree]
+    shown = [fault for fault in shown if subject.constraint is not None or not fault.needs_format]
     if draft is None:
         return tuple(replace(fault, strategy="lookup") for fault in shown if not fault.needs_draft)
     return tuple(fault for fault in shown if draft.caps.tree or not (fault.needs_tree and fault.needs_draft))
@@ -52,16 +53,16 @@ class _FaultBench:
         contexts = list(audit_sampling.contexts(subject, effort))
         self.places = [AuditedContext(subject, context, target, draft) for context in contexts]
 
-    def by_law(self, broken: AuditSubject) -> tuple[str, bool]:
+    def by_law(self, broken: AuditSubject, in_format: bool) -> tuple[str, bool]:
         rows: list[LawRow] = []
-        for place in self.places:
+        for place in (each for each in self.places if (each.context.said is not None) == in_format):
             rows.append(replace(place, subject=broken).measure(broken.combinations[0], self.effort))
             if not rows[-1].sound:
                 break
         (row,) = audit_sampling.merged(rows)
         return row.failure or f"TV {row.distance.tv:.2g}", not row.sound
 
-    def by_draws(self, broken: AuditSubject) -> tuple[str, bool]:
+    def by_draws(self, broken: AuditSubject, _in_format: bool) -> tuple[str, bool]:
         rows: list[DrawRow] = []
         for i, place in enumerate(self.places):
             here = replace(place, subject=broken)
@@ -73,14 +74,16 @@ class _FaultBench:
         figure = "no variation" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
         return row.failure or figure, not row.sound
 
-    def by_greedy(self, broken: AuditSubject) -> tuple[str, bool]:
-        for run in audit_greedy.compare(broken, self.effort):
+    def by_greedy(self, broken: AuditSubject, in_format: bool) -> tuple[str, bool]:
+        for run in audit_greedy.compare(broken, self.effort, only_in_format=in_format):
+            if run.failure:
+                return run.failure, True
             if run.difference and not run.difference.near_tie:
                 found = run.difference
                 return f"token {found.at}, gap {found.gap:.2f}, blocks move it by {found.moved:.2g}", True
         return "the same text", False
 
-    def by_kv(self, broken: AuditSubject) -> tuple[str, bool]:
+    def by_kv(self, broken: AuditSubject, _in_format: bool) -> tuple[str, bool]:
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
         found: list[KvRow] = []
         caught = False
@@ -99,7 +102,7 @@ def _catch(bench: _FaultBench, fault: Fault) -> FaultRow:
     broken = replace(bench.subject, parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
     sections = {"law": bench.by_law, "draws": bench.by_draws, "greedy": bench.by_greedy, "kv": bench.by_kv}
     try:
-        figure, caught = sections[fault.section](broken)
+        figure, caught = sections[fault.section](broken, fault.needs_format)
     except Interrupted:
         raise
     except BROKEN as error:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 Node: TypeAlias = "str | tuple[Node, ...] | list[Node] | None"
 
 
-def _finite(parts: Mapping[str, Any], ends: Callable[[Any, set[str]], bool]) -> set[str]:
+def _finite(parts: dict[str, Any], ends: Callable[[Any, set[str]], bool]) -> set[str]:
     """The names of the parts that can end; `ends` is given those that are known to."""
     found, n_before = set[str](), -1
     while len(found) > n_before:
@@ -186,7 +186,7 @@ class _Lark:
             inner = set(_names(rules[name]))
             if name not in finite or None in inner:
                 return name
-            more = inner.intersection(rules) - entered
+            more = {other for other in inner if other is not None and other in rules} - entered
             entered |= more
             waiting += more
         return ""

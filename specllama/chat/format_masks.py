@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Bits: TypeAlias = npt.NDArray[np.uint8]
 
 MOST_FORCED = 64  # tokens that are looked for at once
+MOST_KNOWN = 16
 
 
 class FormatVocabulary(Protocol):
@@ -92,9 +93,12 @@ _NOTHING = _State(NOTHING)
 
 
 def _set_bits(bits: Bits, n: int) -> IntArray:
-    """The places of the bits that are set among the first `n`, ascending: only bytes that are not 0 are unpacked."""
-    at = bits.nonzero()[0]
-    found = np.unpackbits(bits[at], bitorder="little").nonzero()[0]
+    """The places of the bits that are set among the first `n`, ascending: only bytes that are not 0 are unpacked.
+
+    numpy finds True several times faster than numbers that are not 0.
+    """
+    at = (bits != 0).nonzero()[0]
+    found = np.unpackbits(bits[at], bitorder="little").view(np.bool_).nonzero()[0]
     places: IntArray = at[found >> 3] * 8 + (found & 7)
     return places[: places.searchsorted(n)]
 
@@ -119,6 +123,7 @@ class FormatConstraint:
         self._read: list[int] = []  # tokens that the matcher has read, without those that cannot change any more
         self._line: list[int] = []  # committed tokens, from the same one on
         self._states: dict[tuple[int, ...], _State] = {}  # by path
+        self._known: dict[bytes, Allowed] = {}  # the last masks: within a string they repeat
         self.n_masks, self.mask_s = 0, 0.0  # masks that were computed, and the time of all work here
 
     def allowed(self, path: Sequence[int]) -> Allowed:
@@ -200,12 +205,17 @@ class FormatConstraint:
 
     def _mask(self) -> Allowed:
         self.n_masks += 1
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = self._matcher.compute_bitmask()
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return NOTHING
-        if np.count_nonzero(bits) * 2 <= bits.size:
-            return Allowed(_set_bits(bits, self._vocab.size))
-        return Allowed(_set_bits(~bits, self._vocab.size), all_but=True)
+        if (known := self._known.pop(mask, None)) is None:
+            bits = np.frombuffer(mask, np.uint8)
+            few = np.count_nonzero(bits) * 2 <= bits.size
+            known = Allowed(_set_bits(bits if few else ~bits, self._vocab.size), all_but=not few)
+        self._known[mask] = known
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return known
 
 
 def constraint_of(form: AnswerFormat | None, vocab: FormatVocabulary) -> FormatConstraint | None:

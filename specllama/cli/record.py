@@ -135,7 +135,7 @@ class Record:
             "text": answer.text,
             "tokens": answer.tokens,
             "finish_reason": finished.reason,
-            "fits_format": self.form and self.form.fits(answer.text),
+            "fits_format": None if self.form is None else self.form.fits(answer.text),
             **figures(stats),
             "times": {key: value for key, value in stats.to_json().items() if key.endswith("_s")},
             "overhead": {

@@ -104,7 +104,7 @@ class ForcedFirst:
         self.models = models_of(drafter)
         self._drafter, self._constraint = drafter, constraint
         self._report, self._asked = report_of(drafter), False  # in this step
-        self._forces = not isinstance(drafter, NoDrafter)
+        self._forces = drafter.name != NoDrafter.name
         self._forced: tuple[int, ...] = ()  # at the head of the last draft
         self._n_text = 0  # committed tokens that the constraint knows, and the prompt
 

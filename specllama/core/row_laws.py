@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from specllama.base.errors import AllForbidden, NumericsError
 from specllama.core import sampling
 from specllama.core.arrays import FloatArray
-from specllama.core.constraint import Constraint, among
+from specllama.core.constraint import Allowed, Constraint, among
 from specllama.core.distribution import Distribution
 from specllama.core.noise import settled_by
 from specllama.core.types import Chooser, Draft, Verdict
@@ -65,14 +65,18 @@ class RowLaws(Sequence[Distribution]):
             self._laws[row] = self._law(row)
         return self._laws[row]
 
+    def _allowed(self, path: Sequence[int]) -> Allowed | None:
+        """What may follow `path`; None = every token."""
+        return None if self._constraint is None else self._constraint.allowed(path)
+
     def _law(self, row: int) -> Distribution:
         if row > 0 and (token := self._draft.tokens[row - 1]) in self._end_tokens:
             return Distribution.point(token)
         path = self._path(row - 1) if self._params.penalised or self._settled or self._constraint else ()
         try:
             cells, ids = self._rows[row], None
-            if self._constraint is not None:
-                cells, ids = among(cells, self._constraint.allowed(path))
+            if (allowed := self._allowed(path)) is not None:
+                cells, ids = among(cells, allowed)
                 if not cells.size:
                     raise AllForbidden(DEAD_END, hint="allow more (--json-schema, --grammar, --regex)")
             found = sampling.law(cells, [*self._recent, *path], self._params, ids)

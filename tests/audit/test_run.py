@@ -32,8 +32,9 @@ from specllama.drafters import DraftSettings
 from specllama.drafters.length import DraftLength
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
+from tests.exact.test_constraint import FakeConstraint
 from tests.exact.translating import WatchedDraft
-from tests.fakes import FakeModel, RandomTable, Table
+from tests.fakes import FakeModel, History, RandomTable, Table
 
 N_VOCAB = 6
 TINY = AuditEffort(
@@ -41,6 +42,11 @@ TINY = AuditEffort(
 )
 LEAST = replace(TINY, n_prompts=1, n_draws=1, n_runs=1)
 PROMPTS = (AuditPrompt("first", (0, 1, 2, 3, 0, 1, 4)), AuditPrompt("second", (3, 3, 1)))
+
+
+def alternating(said: History) -> tuple[int, ...]:
+    """3 first, then what depends on the sum of all tokens."""
+    return (3,) if not said else ((0, 1, 2, 5), (1, 3, 4, 5), (0, 2, 4, 5))[sum(said) % 3]
 
 
 def subject(table: Table | None = None, **changes: object) -> AuditSubject:
@@ -57,6 +63,7 @@ def subject(table: Table | None = None, **changes: object) -> AuditSubject:
         drafting=DraftSettings(length=DraftLength(4)),
         seed=3,
         piece=lambda token: bytes([97 + token]),
+        constraint=lambda: FakeConstraint(alternating, end=N_VOCAB - 1),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -85,14 +92,15 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
     assert {(row.strategy, row.rule) for row in healthy.laws} == {
         (strategy, rule.value) for strategy in ("draft-simple", "lookup", "chain", "tree") for rule in Rule
     }
-    assert all(row.n_contexts == 2 and row.n_open == 2 for row in healthy.laws)
+    assert all(row.n_contexts == 3 and row.n_masked == 1 and row.n_open == 3 for row in healthy.laws)
     assert all(row.n_drafted_in >= 1 and row.longest >= 2 for row in healthy.laws)
     assert max(row.distance.tv for row in healthy.laws) < 1e-12
     assert {run.n_max for run in healthy.greedy} == {1, 2, 3, 4}
     assert sum(run.n_drafted for run in healthy.greedy) > sum(run.n_accepted for run in healthy.greedy) > 0
     assert {row.model for row in healthy.kv} == {"target", "draft"}
     assert all(row.difference == 0.0 < row.wrong and row.n_dropped for row in healthy.kv if row.strategy != "lookup")
-    assert all(row.test.n_draws == 120 for row in healthy.draws)
+    assert {run.kind for run in healthy.greedy} == {"greedy", "same seed", "in a format"}
+    assert all(row.test.n_draws == 180 for row in healthy.draws)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -147,7 +155,7 @@ def test_a_fault_that_one_context_cannot_show_is_looked_for_in_the_next(monkeypa
     def measure(self: AuditedContext, combination: Combination, effort: AuditEffort) -> LawRow:
         measured.append(self.context.name)
         tv = 0.1 if len(measured) % 3 == 0 else 0.0
-        return LawRow("draft-simple", "block", 1, 0, 1, 1, 2, 9, Distance(tv, tv, tv, tv))
+        return LawRow("draft-simple", "block", 1, 0, 1, 1, 2, 0, 9, Distance(tv, tv, tv, tv))
 
     monkeypatch.setattr(AuditedContext, "measure", measure)
     fault = next(each for each in FAULTS if each.section == "law")
@@ -169,17 +177,29 @@ def test_what_could_not_be_measured_is_reported() -> None:
     one = subject(strategies=("draft-simple",), rules=(Rule.TOKEN,))
     report = report_of(one, replace(LEAST, most_branches=1))
     assert report.passed
-    assert [row.n_wide for row in report.laws] == [2]
-    assert report.gaps == ["draft-simple, token: every context has too many branches; use a smaller --top-k"]
+    assert [row.n_wide for row in report.laws] == [3]
+    assert report.gaps == [
+        "draft-simple, token: every context has too many branches; use a smaller --top-k",
+        "formats: no context of an answer in a format was measured",
+    ]
     silent = subject(
         strategies=("lookup",), rules=(Rule.MATCH,), drafting=DraftSettings(length=DraftLength(2), p_min=1.0)
     )
     assert report_of(silent, LEAST).gaps == ["lookup, match: nothing was drafted in any context"]
 
 
+def test_a_pair_without_end_tokens_is_audited_without_formats() -> None:
+    """Prevents: an error where no answer in a format can end; faults that cannot show."""
+    report = report_of(subject(constraint=None, strategies=("draft-simple",), rules=(Rule.TOKEN,)), LEAST)
+    assert report.passed
+    assert report.gaps == ["formats: no context of an answer in a format was measured"]
+    assert {run.kind for run in report.greedy} == {"greedy", "same seed"}
+    assert not any(fault.needs_format for fault in audit_self_test.faults_for(subject(constraint=None)))
+
+
 def test_an_interrupted_audit_reports_what_was_done() -> None:
     """Prevents: no result after Ctrl-C, or a part that is taken for the whole."""
-    for n_seen, parts in ((3, ["greedy"]), (13, ["greedy", "laws"])):
+    for n_seen, parts in ((3, ["greedy"]), (15, ["greedy", "laws"])):
         what = subject()
         items = []
         for item in audit.run(what, TINY, {}):

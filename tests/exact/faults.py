@@ -183,6 +183,6 @@ SEEDED = [
     *(
         SeededFault(fault.name, engine_case(pair), engine_case(replace(pair, parts=fault.parts)))
         for fault, pair in ((fault, TREES if fault.needs_tree else PAIR) for fault in FAULTS)
-        if fault.verifier is None and fault.section != "draws"
+        if fault.verifier is None and fault.section != "draws" and not fault.needs_format
     ),
 ]

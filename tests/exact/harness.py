@@ -132,7 +132,7 @@ class Rig:
             max_tokens=max_tokens,
             stopper=FakeStopper(tuple(stops)) if stops else None,
             cancel=cancel,
-            constraint=self.constraint and self.constraint(),
+            constraint=self.constraint and self.parts.constraint(self.constraint()),
         )
         try:
             for event in events:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
+from specllama.audit.faults import FAULTS, Fault
+from specllama.audit.parts import Parts
 from specllama.base.errors import AllForbidden, NumericsError
 from specllama.core.constraint import Allowed, among
 from specllama.core.events import Notice
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Rule
+from specllama.core.types import Chooser, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
@@ -49,17 +51,17 @@ GRAMMARS: dict[str, Grammar] = {"brackets": brackets, "wide": wide, "closed": cl
 
 
 class FakeConstraint:
-    """A grammar over a few tokens. What is forbidden where `masks`, else what is allowed."""
+    """A grammar over a few tokens, the last of which ends. What is forbidden where `masks`, else what is allowed."""
 
-    def __init__(self, grammar: Grammar, *, masks: bool = False) -> None:
-        self.grammar, self.masks = grammar, masks
+    def __init__(self, grammar: Grammar, *, masks: bool = False, end: int = END) -> None:
+        self.grammar, self.masks, self.end = grammar, masks, end
         self.said: History = ()
         self.n_forced = 0
 
     def _after(self, path: Sequence[int]) -> tuple[int, ...]:
         line = self.said
         for token in path:
-            if token == END or token not in self.grammar(line):
+            if token == self.end or token not in self.grammar(line):
                 return ()
             line = (*line, token)
         return self.grammar(line)
@@ -68,11 +70,13 @@ class FakeConstraint:
         ids = self._after(path)
         if not self.masks or len(ids) == 1:
             return Allowed(np.array(ids, dtype=np.int64))
-        return Allowed(np.array([token for token in range(4) if token not in ids], dtype=np.int64), all_but=True)
+        return Allowed(
+            np.array([token for token in range(self.end + 1) if token not in ids], dtype=np.int64), all_but=True
+        )
 
     def forced(self) -> Sequence[int]:
         path: list[int] = []
-        while len(only := self._after(path)) == 1 and only != (END,):
+        while len(only := self._after(path)) == 1 and only != (self.end,):
             path += only
         self.n_forced += len(path)
         return path
@@ -108,6 +112,7 @@ def rig_of(
     n_max: int = 2,
     masks: bool = False,
     auto: bool = False,
+    parts: Parts | None = None,
 ) -> Rig:
     """An engine over new fakes, with a strategy of the registry."""
     target, draft = pair.rig().target, FakeModel(pair.draft or pair.target, 4, 64, pair.end_tokens)
@@ -115,7 +120,8 @@ def rig_of(
         length=DraftLength(n_max), vocab_size=4, policy=Controller(COSTS) if auto else None, n_leaves=4
     )
     drafter = REGISTRY[strategy].make(draft, settings)
-    return Rig(target, draft, drafter, rule=rule, constraint=lambda: FakeConstraint(grammar, masks=masks))
+    constraint = partial(FakeConstraint, grammar, masks=masks)
+    return Rig(target, draft, drafter, rule=rule, parts=parts or Parts(), constraint=constraint)
 
 
 def masked_law(pair: Pair, grammar: Grammar, params: SamplingParams, n_max: int) -> dict[object, float]:
@@ -147,6 +153,24 @@ def test_answers_follow_the_masked_law(grammar: str, strategy: str, rule: Rule) 
             ).answer(PROMPT, params, choose, n_tokens)
         )
         assert tv(found, masked_law(pair, GRAMMARS[grammar], params, n_tokens)) < 1e-12, settings
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.needs_format], ids=lambda fault: fault.name)
+def test_a_mask_in_the_wrong_place_is_seen(fault: Fault) -> None:
+    """Enumeration must see each of the audit's faults, and the audit's catalogue must have faults."""
+    params, apart = params_of(top_k=2), []
+    for seed in range(3):
+        pair = a_pair(seed)
+
+        def run(choose: Chooser, pair: Pair = pair) -> object:
+            rig = rig_of(pair, wide, "draft-simple", parts=fault.parts)
+            try:
+                return rig.answer(PROMPT, params, choose, 4)
+            except AssertionError:
+                return "a token that is not allowed was said"
+
+        apart.append(tv(law_of(run), masked_law(pair, wide, params, 4)))
+    assert max(apart) > 1e-3
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,9 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.audit.self_test import catch_all
 from specllama.chat.conversation import fitting_prompts
+from specllama.chat.format import format_of
+from specllama.chat.format_masks import FormatConstraint
+from specllama.cli.audit.command import FORMAT
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import DraftSettings
@@ -43,6 +47,7 @@ def subject_of(open_model: OpenModel) -> AuditSubject:
         drafting=DraftSettings(length=DraftLength(3), temperature=1.6),
         seed=1,
         piece=target.vocab.piece,
+        constraint=partial(FormatConstraint, format_of("regex", FORMAT), target.vocab),
     )
 
 
@@ -51,14 +56,19 @@ def test_a_real_model_passes(open_model: OpenModel) -> None:
     *_, report = audit.run(subject_of(open_model), LITTLE, {})
     assert isinstance(report, AuditReport)
     assert report.passed, report.bugs
-    assert all(row.n_contexts == row.n_drafted_in == row.n_open == 2 for row in report.laws)
+    assert all(row.n_contexts == row.n_drafted_in == row.n_open == 3 and row.n_masked == 1 for row in report.laws)
     assert max(row.distance.tv for row in report.laws) < 1e-12
     assert sum(row.n_dropped for row in report.kv) > 0
     assert min(row.wrong for row in report.kv) > 0.01
 
 
 @pytest.mark.parametrize(
-    "name", ["the first correction is drawn from p, not from the residual", "a rejected token stays in the target's KV"]
+    "name",
+    [
+        "the first correction is drawn from p, not from the residual",
+        "a rejected token stays in the target's KV",
+        *(fault.name for fault in FAULTS if fault.needs_format),
+    ],
 )
 def test_a_fault_shows_on_a_real_model(open_model: OpenModel, name: str) -> None:
     """An audit that passes whatever runs."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -21,6 +22,8 @@ from specllama.base.cpu import this_cpu
 from specllama.base.errors import UsageError
 from specllama.base.ranges import several, whole, word
 from specllama.chat.conversation import fitting_prompts
+from specllama.chat.format import REGEX, format_of
+from specllama.chat.format_masks import FormatConstraint
 from specllama.chat.settings import RULES, require_known
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option, with_options
@@ -45,6 +48,8 @@ from specllama.pairs.setup import Models, Setup
 from specllama.prompts.load import short_prompts
 
 MOST_TOKENS = 100  # in a distribution: every branch of every draw is taken
+# What may come depends on the place in a word, which shows masks of another text; the answer never has to end.
+FORMAT = "Answer: ([a-z]{1,4} )*[a-z]{0,4}"
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
 
@@ -234,6 +239,7 @@ def _audit(
             ),
             seed=secrets.randbits(32) if options.seed < 0 else options.seed,
             piece=target.vocab.piece,
+            constraint=partial(FormatConstraint, format_of(REGEX, FORMAT), target.vocab) if target.end_tokens else None,
             cancel=cancel,
         )
         about = _about(setup, models, subject, options)
@@ -254,6 +260,7 @@ def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOp
             "logit_bias": {str(token): str(bias) for token, bias in subject.params.logit_bias.items()},
             "strategies": subject.strategies,
             "rules": [rule.value for rule in subject.rules],
+            "format": None if subject.constraint is None else FORMAT,
             "draft_n_max": subject.drafting.length.longest,
             "draft_p_min": subject.drafting.p_min,
             "draft_temperature": subject.drafting.temperature,

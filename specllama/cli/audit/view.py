@@ -87,8 +87,8 @@ def _about(report: AuditReport) -> Iterator[str]:
 def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     same = sum(run.difference is None and not run.failure for run in runs)
     n_prompts, n_drafted = len({run.prompt for run in runs}), sum(run.n_drafted for run in runs)
-    n_seeded = sum(run.same_seed for run in runs)
-    seeded = f", {n_seeded} of them with --seed-mode same" if n_seeded else ""
+    n_seeded, n_masked = sum(run.same_seed for run in runs), sum(run.in_format for run in runs)
+    seeded = f", {n_seeded} of them with --seed-mode same and {n_masked} in a format" if n_seeded else ""
     yield from ("## Greedy, and one seed: the same text with and without drafts", "")
     yield from _prose(
         f"{same} of {counted(len(runs), 'answer')}{seeded} ({counted(n_prompts, 'prompt')}, "
@@ -121,20 +121,21 @@ def _laws(report: AuditReport) -> Iterator[str]:
         "Every branch of every random choice of the drafter and the verifier is taken, and the probabilities of all "
         "paths are added up. p comes from the target's logits by a second sampler that shares no code with the first. "
         "`error`: the largest error of a probability of the first token. `TV`: the total variation of whole blocks of "
-        f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of "
+        f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. `masked`: texts within an answer in a "
+        f"format, whose mask limits p. In {n_open} of "
         f"{counted(n_contexts, 'context')} p has more than one token."
     )
     rows = [
         (
             f"{row.strategy}, {row.rule}",
-            *(str(count) for count in (row.n_contexts, row.n_drafted_in, row.longest, row.n_branches)),
+            *map(str, (row.n_contexts, row.n_masked, row.n_drafted_in, row.longest, row.n_branches)),
             f"{row.distance.first_error:.0e}",
             f"{row.distance.tv:.0e}",
             "exact" if row.sound else "NOT P",
         )
         for row in report.laws
     ]
-    yield from markdown_table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
+    yield from markdown_table(("", "texts", "masked", "draft", "K", "paths", "error", "TV", ""), rows)
     yield ""
 
 
