@@ -116,7 +116,8 @@ class LlamaSlots(Context):
     """
 
     def __init__(self, model: LlamaModel, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int = 1) -> None:
-        """Open the context. `n_ctx`: tokens of one slot. `max_rows`: tokens of a pass. `n_leaves`: of a tree, at most.
+        """Open the context. `n_ctx`: tokens of one slot. `max_rows`: tokens of a pass. `n_leaves`: most of a tree,
+        as far as `model` takes trees and llama.cpp has sequences for them.
 
         Raises UnsupportedModel for models with recurrent layers, UsageError, MemoryShort and BackendError.
         """
@@ -132,7 +133,7 @@ class LlamaSlots(Context):
             n_slots=n_slots,
             n_ctx=n_ctx,
             max_rows=max_rows,
-            n_leaves=n_leaves,
+            n_leaves=min(n_leaves, model.caps.max_leaves),
             free=memory_free(),
         )
         n_copies = n_copies_of_lines(model.header)
@@ -149,7 +150,7 @@ class LlamaSlots(Context):
         self._n_cells = 0  # the highest used cell is the one before
         self.n_slots, self.n_ctx, self.max_rows = n_slots, n_ctx, max_rows
         self.end_tokens = model.end_tokens
-        self.caps = Caps(max_block=min(model.caps.max_block, max_rows))
+        self.caps = Caps(tree=n_leaves > 1, max_leaves=n_leaves, max_block=min(model.caps.max_block, max_rows))
 
     def length(self, slot: int) -> int:
         """Tokens of the slot in the KV cache, with held and shared ones."""

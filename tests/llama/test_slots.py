@@ -25,11 +25,14 @@ from specllama.llama import LlamaModel, LlamaSlots, load_plan
 from specllama.llama import slots as slots_module
 from tests import tiny
 from tests.llama.test_model import broken
+from tests.llama.test_tree import path_to
 
 N_VOCAB = 60
 N_SLOTS = 4
 N_CTX = 64
 ARCHES = ("llama", "qwen2", "gemma3")
+MAX_LEAVES = 8
+PREFIX = [(5 * index + 1) % N_VOCAB for index in range(23)]
 
 
 @pytest.fixture(scope="module", params=ARCHES)
@@ -205,9 +208,6 @@ def test_a_fault_in_the_order_of_the_cells_is_seen(
             monkeypatch.setattr(slots, "_remove", lambda line, begin, end: remove(line, begin, end + (end > 0)))
         with pytest.raises(AssertionError):
             require_planned_cells(slots, History(slots, 2), 60, cells_of_passes)
-
-
-PREFIX = [(5 * index + 1) % N_VOCAB for index in range(23)]
 
 
 @pytest.mark.parametrize("max_rows", [10, 40])
@@ -417,12 +417,150 @@ def test_what_cannot_be_opened_is_told(model: LlamaModel, monkeypatch: pytest.Mo
         opened(model)
 
 
+@pytest.fixture
+def branching(path: Path) -> Iterator[LlamaModel]:
+    with tiny.load(path, max_leaves=MAX_LEAVES, max_block=12) as loaded:
+        yield loaded
+
+
+class Forest(History):
+    """A history with trees, some of which grow in further passes."""
+
+    def __init__(self, slots: LlamaSlots, seed: int, prefix: Sequence[int] = ()) -> None:
+        super().__init__(slots, seed, prefix)
+        self.trees: dict[int, tuple[list[int], list[int]]] = {}  # slot -> tokens and parents of the nodes
+
+    def plant(self, slot: int, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Add nodes with random parents."""
+        known, parents = self.trees[slot]
+        for token in tokens:
+            leaves = {-1, *range(len(known))}.difference(parents)
+            is_full = len(leaves) >= self.slots.caps.max_leaves
+            parents.append(int(self.rng.choice(sorted(leaves) if is_full else range(-1, len(known)))))
+            known.append(token)
+        return tuple(parents[len(parents) - len(tokens) :])
+
+    def wish(self, slot: int) -> Part | None:
+        rng = self.rng
+        if slot not in self.trees:
+            part = super().wish(slot)
+            if part is None or not part.n_rows or rng.random() < 0.3:
+                return part
+            self.trees[slot] = [], []
+            if len(part.tokens) > part.n_rows:  # the pending token of a tree that may grow
+                return Part(slot, part.tokens[: len(part.tokens) - part.n_rows + 1], 1)
+            return Part(slot, part.tokens, part.n_rows, self.plant(slot, part.tokens[1:]))
+        n = min(int(rng.integers(0, 6)), self.slots.n_ctx - self.slots.length(slot))
+        if n and rng.random() < 0.5:
+            tokens = tuple(rng.integers(0, N_VOCAB, n).tolist())
+            return Part(slot, tokens, n, self.plant(slot, tokens), grows=True)
+        known, parents = self.trees.pop(slot)
+        way = path_to(parents, int(rng.integers(-1, len(known))))
+        self.slots.keep(slot, len(self.texts[slot]), way)
+        self.texts[slot] += [known[node] for node in way]
+        return None
+
+    def step(self) -> list[tuple[list[int], FloatArray]]:
+        """One pass; returns a text for each row."""
+        before = {slot: len(tokens) for slot, (tokens, _) in self.trees.items()}
+        parts = [part for slot in range(self.slots.n_slots) if (part := self.wish(slot)) is not None]
+        found = []
+        for part, rows in zip(parts, self.slots.run(parts), strict=True):
+            rows, text = np.array(rows), self.texts[part.slot]
+            tree = self.trees.get(part.slot)
+            nodes = list(range(before.get(part.slot, 0), len(tree[0]))) if tree else []
+            if not part.grows:
+                text += part.tokens[: len(part.tokens) - len(nodes)]
+                n_text = part.n_rows - len(nodes)
+                found += [(text[: len(text) - n_text + 1 + at], rows[at : at + 1]) for at in range(n_text)]
+            for node, row in zip(nodes, rows[len(rows) - len(nodes) :], strict=True):
+                found.append(([*text, *(tree[0][each] for each in path_to(tree[1], node))], row[None]))
+        return found
+
+    def play(self, n_steps: int, plain: LlamaModel) -> None:
+        for step in range(n_steps):
+            for text, rows in self.step():
+                require_equal(plain, rows, alone(plain, text, 1), (step, text))
+
+
+@pytest.mark.parametrize("n_leaves", [MAX_LEAVES, 2])
+def test_after_any_history_of_trees_the_rows_are_those_of_the_paths_alone(branching: LlamaModel, n_leaves: int) -> None:
+    """Prevents: a token that sees its sibling, another text, or what was rejected."""
+    with opened(branching, n_leaves=n_leaves) as slots:
+        assert (slots.caps.tree, slots.caps.max_leaves, slots.caps.max_block) == (True, n_leaves, 12)
+        Forest(slots, 1).play(25, branching)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("n_leaves", [MAX_LEAVES, 2])
+def test_the_cells_of_a_path_ascend_and_none_is_free_among_them(
+    branching: LlamaModel, cells_of_passes: list[dict[int, int]], n_leaves: int
+) -> None:
+    """Prevents: an accepted branch in cells that lie otherwise than after a chain."""
+    with opened(branching, n_leaves=n_leaves) as slots:
+        slots.share(PREFIX)
+        require_planned_cells(slots, Forest(slots, 1, PREFIX), 25, cells_of_passes)
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+def test_spare_cells_of_one_place_are_filled_together(branching: LlamaModel) -> None:
+    """Prevents: a cell that is freed with another one and stays free, so that a later text is not in order."""
+    with opened(branching, n_leaves=2) as slots:
+        # Both spare lines hold position 2 when another cell of it is rejected.
+        slots.run([Part(0, (1, 2, 3, 4, 5), 5, (-1, -1, 0, 1)), Part(1, (1, 2), 1)])
+        slots.keep(0, 1, ())
+        slots.run([Part(0, (6, 7), 2, (-1,)), Part(1, (3,), 1)])
+        slots.keep(0, 2, ())
+        sizes, compute = list[int](), slots._compute
+        slots._compute = lambda tokens: sizes.append(len(tokens)) or compute(tokens)  # type: ignore[method-assign]
+        texts = [[1, 6, 8], [1, 2, 3, 4]]
+        for text, rows in zip(texts, slots.run([Part(0, (8,), 1), Part(1, (4,), 1)]), strict=True):
+            require_equal(branching, rows, alone(branching, text, 1), text)
+        assert [slots.length(0), slots.length(1), *sizes] == [3, 4, 3]  # one token more
+        assert slots._n_cells == 9
+
+
+def test_a_wrong_tree_is_refused_and_changes_nothing(branching: LlamaModel) -> None:
+    """Prevents: siblings that are computed as a chain, and a slot that is lost by a caller's mistake."""
+    with opened(branching, n_leaves=3) as slots, opened(branching) as chains:
+        slots.run([Part(0, (1, 2, 3), 3, (-1, -1)), Part(1, (1,), 1)])
+        for wrong in (
+            Part(0, (1,), 1),  # the slot holds a tree
+            Part(0, (1, 2), 2, (-1, -1), grows=True),  # four leaves
+            Part(0, (1,), 1, (2,), grows=True),
+            Part(0, (1,), 1, grows=True),
+            Part(1, (1, 2, 3), 3, (0, -1)),
+            Part(1, (1, 2, 3), 3, (-1,)),
+            Part(2, (1,), 1, (-1,), grows=True),  # no tree
+        ):
+            with pytest.raises(ValueError, match=r"."):
+                slots.run([wrong])
+        for call in (lambda: slots.truncate(0, 2), lambda: slots.keep(0, 1, [0, 1]), lambda: slots.keep(0, 2, [])):
+            with pytest.raises(ValueError, match=r"."):
+                call()
+        assert [slots.length(slot) for slot in range(3)] == [3, 1, 0]
+        slots.keep(0, 1, [1])
+        require_equal(branching, slots.run([Part(0, (4,), 1)])[0], alone(branching, [1, 3, 4], 1), "after keep")
+        with pytest.raises(UnsupportedModel):
+            chains.run([Part(0, (1, 2, 3), 3, (-1, -1))])
+        assert (chains.caps.tree, chains.caps.max_leaves, chains.length(0)) == (False, 1, 0)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_leaves_are_clipped_to_what_llama_cpp_has_sequences_for(branching: LlamaModel) -> None:
+    """Prevents: an error for 64 requests at once because their drafts might branch."""
+    n_copies = 2 if branching.header.n_swa else 1
+    with opened(branching, n_slots=24, n_ctx=8, n_leaves=64) as slots:
+        assert slots.caps.max_leaves == 5 // n_copies
+        assert slots.run([Part(23, (1, 2, 3), 3, (-1, -1))])[0].shape == (3, N_VOCAB)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
-def test_many_steps_need_no_more_memory(model: LlamaModel) -> None:
+def test_many_steps_need_no_more_memory(branching: LlamaModel) -> None:
     """Prevents: cells, lines or views that pile up over a long run."""
-    with opened(model) as slots:
-        history = History(slots, 7)
+    with opened(branching, n_leaves=4) as slots:
+        history = Forest(slots, 7)
         for _ in range(300):
             history.step()
         before = psutil.Process().memory_info().rss
