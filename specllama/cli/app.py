@@ -40,6 +40,7 @@ COMMANDS = {
     "audit": LazyCommand("specllama.cli.audit.command", "audit", "Check that drafting does not change the output."),
     "draft": LazyCommand("specllama.cli.draft.command", "app", "Make smaller drafts from local models."),
     "bench": LazyCommand("specllama.cli.bench.command", "bench", "Compare drafting with plain decoding."),
+    "export": LazyCommand("specllama.cli.export", "export", "Write a pair for vLLM, SGLang and other engines."),
     "models": LazyCommand("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
     "config": LazyCommand("specllama.cli.config", "config", "Show and change settings that stay."),
     "templates": LazyCommand("specllama.cli.templates", "templates", "List, show and edit prompt templates."),

@@ -158,7 +158,7 @@ def _write_sections(command: Any, ctx: Any, formatter: Any, page: Page) -> None:
     stream, asked = stream_of(sys.stdout), ctx.meta.get(_ASKED)
     sections: dict[str, list[tuple[str, str]]] = {}
     for names, title, row in _rows(command, ctx):
-        if not asked and page.common:
+        if not asked and page.common is not None:
             title = REST if names & set(page.common) else ""
         if asked in ("", None, HELP_ALL, title) and title:
             sections.setdefault(title, []).append(row)
@@ -179,7 +179,7 @@ class _Paged:
     def get_params(self: Any, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         more = copy(self.get_help_option(ctx))
-        more.hidden = not page_of(ctx).common
+        more.hidden = page_of(ctx).common is None
         more.name, more.opts, more.help = "help_all", [HELP_ALL], "Show all options and exit."
         return [*params, more]
 

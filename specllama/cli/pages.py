@@ -12,13 +12,13 @@ class Page:
     """What `--help` shows in 24 lines of 80 columns; `--help-all` shows everything."""
 
     examples: tuple[str, ...]
-    common: tuple[str, ...] = ()  # long names, or metavars of arguments; empty = all
+    common: tuple[str, ...] | None = None  # long names, or metavars of arguments; None = all
 
 
 PAGES = {
     "": Page(
-        ('specllama run "Explain tail calls."', "specllama chat"),
-        ("--help-all",),
+        ('specllama run "Explain tail calls."', "specllama chat", "specllama run --help-all"),
+        (),  # so that the commands fit the screen
     ),
     "run": Page(
         (
@@ -82,6 +82,14 @@ PAGES = {
             "specllama bench compare before.json after.json",
         ),
         (*_PAIR, "--budget", "--output"),
+    ),
+    "export": Page(
+        (
+            "specllama export qwen3-8b --to vllm",
+            "specllama export qwen3-8b --to vllm,sglang,llama-server -o qwen3-8b",
+            "specllama export -m target.gguf -md draft.gguf --to llama-server",
+        ),
+        (*_PAIR, "--to", "--output", "--original", "--temp"),
     ),
     "models": Page(
         (

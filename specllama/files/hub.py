@@ -35,7 +35,7 @@ from specllama.files.repo_files import RepoSpec, choose_file, is_settled_by, par
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "find", "look_up", "remove", "repo_model"]
+__all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "find", "look_up", "named_among", "remove", "repo_model"]
 
 CACHE = "cache"
 _GO_ONLINE = "leave out --offline and HF_HUB_OFFLINE once, to download it"
@@ -121,6 +121,18 @@ def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = N
     base = file.rsplit("/", 1)[-1]
     source = HubSource(wanted.repo, file)
     return Model(base[: -len(".gguf")], base, None, None, "not stated", (source,), is_named=False)
+
+
+def named_among(models: Iterable[Model], found: Model | Path) -> Model | None:
+    """The model of `models` that `found` is: with this file, or from the same file of a repository."""
+    if isinstance(found, Path):
+        return next((each for each in models if (path := find(each)) is not None and path.samefile(found)), None)
+    ours = _repo_files(found)
+    return next((each for each in models if each.name == found.name and ours & _repo_files(each)), None)
+
+
+def _repo_files(model: Model) -> set[tuple[str, str]]:
+    return {(source.repo, source.file) for source in model.sources if isinstance(source, HubSource)}
 
 
 def look_up(model: Model, *, watch: FetchWatch | None = None, update: bool = False) -> None:

@@ -77,6 +77,7 @@ class Model:
     licence: str
     sources: tuple[Source, ...]
     parts: tuple[ModelFile, ...] = ()  # of a split model, if sizes and checksums are known
+    original: str | None = None  # the repository with the weights that the file was made from
     is_named: bool = field(default=True, compare=False)  # False: chosen from a repository, so it is never pinned
 
     @property

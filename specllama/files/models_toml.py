@@ -39,7 +39,7 @@ UNPINNED = "unpinned"
 # These values go into paths, command lines and addresses, and a project's file may be untrusted: no `..`, no leading
 # dash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REPO_FILE = re.compile(r"(?:[\w+][\w .+-]*/)*[\w+][\w .+-]*\.gguf", re.IGNORECASE)
 _REVISION = re.compile(r"\w[\w./-]*")
 _WHEEL = re.compile(r"[A-Za-z0-9][\w.{}-]*")
@@ -132,7 +132,7 @@ def _read_source(table: _Table, model_file: str) -> Source:
     """One entry of `sources`; the key hub, wheel or path gives its kind."""
     source: Source
     if "hub" in table.data:
-        repo, file = table.need_text("hub", _REPO), table.text("file", _REPO_FILE)
+        repo, file = table.need_text("hub", REPO), table.text("file", _REPO_FILE)
         source = HubSource(repo, file or model_file, table.text("revision", _REVISION))
     elif "wheel" in table.data:
         name, version = table.need_text("wheel", _WHEEL), table.need_text("version", _VERSION)
@@ -195,14 +195,14 @@ def _read_model(name: str, data: object, path: Path) -> Model:
     )
     if not sources:
         raise ConfigError(f"{table.where}: sources is empty")
-    licence = table.get("licence", str) or "not stated"
+    licence, original = table.get("licence", str) or "not stated", table.text("original", REPO)
     if len(names) == 1:
-        model = Model(name, file, table.count("size"), _read_sha256(table), licence, sources)
+        model = Model(name, file, table.count("size"), _read_sha256(table), licence, sources, original=original)
     else:
         if any(isinstance(source, WheelSource) for source in sources):
             raise ConfigError(f"{table.where}: a split model cannot come from wheels")
         parts = _read_parts(table, names)
-        model = Model(name, file, _total(parts), None, licence, sources, parts)
+        model = Model(name, file, _total(parts), None, licence, sources, parts, original)
     table.done()
     return model
 
@@ -293,7 +293,7 @@ def source_table(source: Source) -> dict[str, Any]:
 
 def _model_table(model: Model) -> dict[str, Any]:
     sources = [without_none(source_table(source)) for source in model.sources]
-    table: dict[str, Any] = {"licence": model.licence, "sources": sources}
+    table: dict[str, Any] = {"licence": model.licence, "original": model.original, "sources": sources}
     if len(model.files) == 1:
         table = {"size": model.size, "sha256": model.sha256 or UNPINNED, **table}
     elif model.parts:

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, replace
 
 from specllama.core.stats import SpecStats, expected_speedup
 from specllama.drafters.calibration import Prior
-from specllama.drafters.controller import LEAST_RATE, CostProfile
+from specllama.drafters.controller import LEAST_RATE, CostProfile, Points
+from specllama.drafters.length import TUNED
+
+FLAT: Points = ((1, 1.0), (TUNED + 1, 1.0))  # a pass over several rows costs as much as over one
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_the_common_options_exist_and_help_all_has_every_option(specllama: Run, 
     first_names = [next((word for word in param.opts if word.startswith("--")), param.metavar) for param in shown]
     assert [word for word in first_names if word not in full] == []
     names = {word for param in shown for word in (*param.opts, param.metavar)}
-    assert set(PAGES[name].common) <= {*names, "--help-all"}
+    assert set(PAGES[name].common or ()) <= {*names, "--help-all"}
 
 
 def test_no_help_begins_with_a_value_that_is_refused() -> None:

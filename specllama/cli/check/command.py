@@ -30,10 +30,13 @@ from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
 from specllama.llama import Header, LoadOptions
 from specllama.pairs import profile as profiles
-from specllama.pairs.ask import Ask
+from specllama.pairs.ask import Ask, Hardware
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.find_drafts import look_at
+from specllama.pairs.model_rows import MachineMemory
 from specllama.pairs.naming import Wanted
+from specllama.pairs.profile import Profile
+from specllama.pairs.report import CompatReport
 from specllama.pairs.setup import N_CTX, Choice, choose, key_of, resolve
 
 
@@ -93,8 +96,8 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
     )
     try:
         if search.draft_for is not None:
-            wish = _wish(hardware, N_CTX if hardware.ctx_size is None else hardware.ctx_size)
             asked = hardware_of(hardware)
+            wish = _wish(asked, N_CTX if asked.n_ctx is None else asked.n_ctx)
             fits = find_drafts(search.draft_for, models, search.scan, wish, asked, output, hub=search.hub)
         elif search.scan is not None or search.hub:
             raise UsageError("--scan and --hub need --draft-for", hint="add --draft-for TARGET")
@@ -109,29 +112,45 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
         raise typer.Exit(FAILED)
 
 
-def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
-    """Check one pair and report; True if the draft fits."""
-    choice = _choice(models, hardware, options.spec_type, output)
-    assert choice.draft is not None, "refused by _choice"
-    wanted = resolve([choice.target, choice.draft], Said(output), offline=models.offline)
-    choice = replace(choice, target=wanted[0], draft=wanted[1])
-    headers = list[Header]()
+@dataclass(frozen=True, slots=True)
+class CheckedPair:
+    """Two models that were compared by their headers, and what is known of the pair."""
+
+    choice: Choice  # with the models that its names mean
+    report: CompatReport
+    headers: tuple[Header, ...]  # of target and draft; of the target alone if it cannot be used
+    profile: Profile | None  # only of a pair that fits
+
+
+def compare(choice: Choice, output: Output, machine: MachineMemory | None = None) -> CheckedPair:
+    """Compare the models of `choice`, fetching no more than headers. `machine`: None = this one.
+
+    Raises DownloadError, ModelFileError and UsageError.
+    """
+    assert choice.draft is not None, "refused by pair_choice"
+    wanted = resolve([choice.target, choice.draft], Said(output), offline=choice.offline)
+    asked, headers, profile = choice.hardware, list[Header](), None
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
-            path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
+            path = looks.enter_context(look_at(wanted, offline=choice.offline, watch=watch))
             headers.append(llama.read_header(path, needs_weights=False))
             return Candidate(headers[-1], wish)
 
-        wish = _wish(hardware, choice.n_ctx)
+        wish = _wish(asked, choice.n_ctx)
         # The draft's context follows the target's.
-        draft_wish = replace(wish, type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
+        draft_wish = replace(wish, type_k=asked.type_k_draft, type_v=asked.type_v_draft, max_block=1)
         find_draft = partial(candidate, wanted[1], draft_wish)
-        report = check_pair(candidate(wanted[0], wish), find_draft, strategy=choice.model_strategy)
-        profile = None
+        report = check_pair(candidate(wanted[0], wish), find_draft, machine, strategy=choice.model_strategy)
         if report.fits:
-            key = key_of(headers[0], headers[1], wish, hardware_of(hardware), choice.model_strategy)
-            profile = profiles.find(key).profile
+            profile = profiles.find(key_of(headers[0], headers[1], wish, asked, choice.model_strategy)).profile
+    return CheckedPair(replace(choice, target=wanted[0], draft=wanted[1]), report, tuple(headers), profile)
+
+
+def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
+    """Check one pair and report; True if the draft fits."""
+    compared = compare(pair_choice(models, hardware_of(hardware), options.spec_type, output), output)
+    choice, report, profile = compared.choice, compared.report, compared.profile
     found = None
     report = report.probed if options.probe and report.fits else report
     if not options.json:
@@ -156,24 +175,22 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
     return report.fits
 
 
-def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
-    asked = hardware_of(hardware)
+def _wish(asked: Hardware, n_ctx: int) -> LoadOptions:
     return LoadOptions(
         n_ctx=n_ctx,
         n_threads=asked.n_threads,
         n_threads_batch=asked.n_threads_batch,
         n_gpu_layers=asked.n_gpu_layers,
         kernels=asked.kernels != "off",
-        type_k=hardware.cache_type_k,
-        type_v=hardware.cache_type_v,
-        flash_attn=hardware.flash_attn,
+        type_k=asked.type_k,
+        type_v=asked.type_v,
+        flash_attn=asked.flash_attn,
     )
 
 
-def _choice(models: PairOptions, hardware: HardwareOptions, spec_type: str, output: Output) -> Choice:
-    """The pair as `--probe` loads it. Raises UsageError and ConfigError."""
-    ask = Ask(names=names_of(models), hardware=hardware_of(hardware))
-    choice = choose(ask, Said(output))
+def pair_choice(models: PairOptions, hardware: Hardware, spec_type: str, output: Output) -> Choice:
+    """The pair that the options name, as `--probe` loads it. Raises UsageError and ConfigError."""
+    choice = choose(Ask(names=names_of(models), hardware=hardware), Said(output))
     if choice.draft is None:
         given = models.model or models.hf_repo
         raise UsageError(

@@ -19,7 +19,6 @@ from specllama.cli.screen.tables import Cell, draw_table
 from specllama.cli.screen.visible import in_one_line
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import CostProfile, Points
-from specllama.drafters.length import TUNED
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
@@ -27,10 +26,9 @@ from specllama.pairs.ask import Hardware
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, judge, look_at, repos_for
 from specllama.pairs.naming import named
-from specllama.tuning.forecast import speedup
+from specllama.tuning.forecast import FLAT, speedup
 
 ONE_ROW: Points = ((1, 1.0),)
-FLAT: Points = ((1, 1.0), (TUNED + 1, 1.0))  # a pass over several rows costs as much as over one
 
 
 def find_drafts(

@@ -25,7 +25,7 @@ from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import watching
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
-from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
+from specllama.files.model import CatalogPair, Model, PairDefaults, PathSource
 from specllama.files.other_apps import found_models
 from specllama.files.verify import Verified
 from specllama.files.verify import verify as verified
@@ -283,9 +283,8 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
     file = meant(what)
     if file.is_file():
-        for each in catalog.models.values():
-            if (path := hub.find(each)) is not None and path.samefile(file):
-                return each
+        if (same := hub.named_among(catalog.models.values(), file)) is not None:
+            return same
         name = file.stem if file.suffix == ".gguf" else _name_inside(file)
         return Model(name, f"{name}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
     if what.removesuffix(".gguf") in catalog.models or "/" not in what:
@@ -293,10 +292,7 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     if what.endswith(".gguf") and ":" not in what:
         raise ModelFileError(f"{file} does not exist")
     model = hub.repo_model(what, offline=offline)
-    same = catalog.models.get(model.name)
-    ours = {(source.repo, source.file) for source in model.sources if isinstance(source, HubSource)}
-    known = {(source.repo, source.file) for source in same.sources if isinstance(source, HubSource)} if same else set()
-    return same if same and ours & known else model
+    return hub.named_among(catalog.models.values(), model) or model
 
 
 def _name_inside(file: Path) -> str:

@@ -29,6 +29,7 @@ def model_json(model: Model) -> dict[str, object]:
         "sha256": model.sha256,
         "pinned": not model.unpinned,
         "licence": model.licence,
+        "original": model.original,
         "sources": [source_table(source) for source in model.sources],
         "installed": path is not None,
         "path": path,
@@ -165,6 +166,7 @@ def show_model(output: Output, model: Model, indent: str = "") -> None:
         ("size", _model_size_text(model)),
         *((f"sha256 of {file.name}", file.sha256 or "recorded at the first download") for file in model.files),
         ("licence", model.licence),
+        *([("original", model.original)] if model.original else []),
         *(("source", _source_text(source)) for source in model.sources),
         ("path", path or f"none; {how_to_get(model, model.name)}"),
     ]
