@@ -1,10 +1,11 @@
-// Attention over a cache of binary16. The result of a row does not depend on the other rows.
+// Attention over a cache of binary16. The result of a row depends only on the positions that it sees, in their order: not on
+// where they lie in the cache, nor on the other rows.
 //
-// Positions are taken in blocks of 32 and chunks of 256, counted from the start of the cache. Within a chunk the
-// softmax runs over its blocks in order, from nothing; the chunks are then joined in order. Threads may share out the
-// chunks of few rows, or take whole rows: the numbers are the same. Masked positions are left out, not multiplied by
-// zero, so the padding of the cache does not count. Where a row sees no position between two that it sees, as in a branch
-// of a tree, those behind the gap are counted on from it: the row has the numbers that it has after its path alone.
+// The positions that a row sees are counted from the first one, and taken in blocks of 32 and chunks of 256. So a row of one
+// of several sequences, or of a branch of a tree, has the numbers that it has where nothing else is in the cache. Within a
+// chunk the softmax runs over its blocks in order, from nothing; the chunks are then joined in order. Threads may share out
+// the chunks of few rows, or take whole rows: the numbers are the same. Hidden positions are left out, not multiplied by
+// zero, so they may hold anything, also NaN.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -15,8 +16,6 @@
 
 namespace speck::SPECK_ISA {
 
-constexpr int attention_block = 32;
-constexpr uint16_t hidden_half = 0xfc00;  // -infinity
 
 #if defined(__AVX512F__)
 struct Wide {
@@ -76,58 +75,96 @@ SPECK_INLINE __m256 sums(const __m256* v) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-// For 32 positions, a bit pair for each that a row does not see.
-struct Hidden {
-    int low, high;
-    explicit Hidden(const uint16_t* mask) {
-        const __m256i hidden = _mm256_set1_epi16((short)hidden_half);
-        low = _mm256_movemask_epi8(_mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)mask), hidden));
-        high = _mm256_movemask_epi8(_mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)(mask + 16)), hidden));
+// For `n` positions, at most 32, a bit for each that a row sees.
+SPECK_INLINE uint32_t seen(const uint16_t* mask, int n) {
+    if (n < attention_block) {
+        uint32_t bits = 0;
+        for (int j = 0; j < n; j++) bits |= (uint32_t)(mask[j] != hidden_half) << j;
+        return bits;
     }
-    bool all() const { return (low & high) == -1; }
-    bool none() const { return (low | high) == 0; }
+#if defined(__AVX512BW__)
+    return _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(mask), _mm512_set1_epi16((short)hidden_half));
+#else
+    const __m256i hidden = _mm256_set1_epi16((short)hidden_half);
+    const __m256i low = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)mask), hidden);
+    const __m256i high = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)(mask + 16)), hidden);
+    return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8));
+#endif
+}
+
+// Fills in a `Sight`: what a row sees.
+inline void look(const uint16_t* mask, int positions, int* sight) {
+    int count = 0, last = -1;
+    for (int at = 0; at < positions; at += attention_block) {
+        uint32_t bits = seen(mask + at, positions - at < attention_block ? positions - at : attention_block);
+        if (!bits) continue;
+        const int n = __builtin_popcount(bits), before = -count & (attention_chunk - 1);  // the next chunk begins
+        last = at + 31 - __builtin_clz(bits);
+        if (before < n) {
+            for (int i = 0; i < before; i++) bits &= bits - 1;
+            sight[Sight::starts + (count + before) / attention_chunk] = at + __builtin_ctz(bits);
+        }
+        count += n;
+    }
+    sight[Sight::count] = count;
+    sight[Sight::last] = last;
+}
+
+// The next `count` positions, at most 32, that a row sees from `at` on, which moves behind them. Returns their numbers in the
+// mask, in `own` where they do not lie side by side.
+inline const uint16_t* next_places(const uint16_t* mask, int positions, int& at, int count, int* place, uint16_t* own) {
+    if (at + attention_block <= positions && seen(mask + at, attention_block) == ~0u) {
+        for (int j = 0; j < attention_block; j++) place[j] = at + j;
+        at += attention_block;
+        return mask + at - attention_block;
+    }
+    for (int n = 0; n < count; at += attention_block) {
+        uint32_t bits = seen(mask + at, positions - at < attention_block ? positions - at : attention_block);
+        for (; bits && n < count; bits &= bits - 1, n++) {
+            place[n] = at + __builtin_ctz(bits);
+            own[n] = mask[place[n]];
+        }
+    }
+    at = place[count - 1] + 1;
+    return own;
+}
+
+// The widened keys and values of a block, kept for the next rows: those of a sequence see the same positions, each one more.
+struct Widened {
+    static constexpr int room = 2 * attention_block;  // a window moves from row to row
+    const Attention& a;
+    const char *from_k, *from_v;
+    float *k, *v;
+    int n = 0, kept[room];  // where they lie in the cache, ascending
+
+    Widened(const Attention& a, int kv_head, float* work)
+        : a(a), from_k(a.k + kv_head * a.k_head), from_v(a.v + kv_head * a.v_head), k(work), v(work + room * a.k_size) {}
+
+    // The first of `count` positions side by side in `k` and `v`.
+    int find(const int* place, int count) {
+        int first = 0, same = 0;
+        while (first < n && kept[first] < place[0]) first++;
+        if (first + attention_block > room) first = n = 0;
+        while (same < count && first + same < n && kept[first + same] == place[same]) same++;
+        if (!same) first = 0;
+        if (same < count) n = first + same;
+        for (int j = same; j < count; j++, n++) {
+            kept[n] = place[j];
+            widen(from_k + place[j] * a.k_position, a.k_size, k + n * a.k_size);
+            widen(from_v + place[j] * a.v_position, a.v_size, v + n * a.v_size);
+        }
+        return first;
+    }
+    static void widen(const char* from, int size, float* to) {
+        for (int d = 0; d < size; d += Wide::n) Wide::store(to + d, Wide::halfs((const uint16_t*)from + d));
+    }
 };
 
-// The first position that a row does not see between two that it sees; no_gap if there is none.
-inline int first_gap(const uint16_t* mask, int positions) {
-    int at = 0;
-    const auto pass = [&](bool visible) {
-        const auto whole = [&] {
-            const Hidden hidden(mask + at);
-            return visible ? hidden.none() : hidden.all();
-        };
-        while (at + attention_block <= positions && whole()) at += attention_block;
-        while (at < positions && (mask[at] != hidden_half) == visible) at++;
-    };
-    pass(false);
-    pass(true);
-    const int gap = at;
-    pass(false);
-    return at < positions ? gap : no_gap;
-}
-
-// Where the 32 positions from `at` on of a row with a gap lie in the cache; returns how many there are.
-inline int places(const uint16_t* mask, int gap, int positions, int at, int* place) {
-    int n = 0, before = at > gap ? at - gap : 0;
-    for (; n < attention_block && at + n < gap; n++) place[n] = at + n;
-    for (int j = gap; j < positions && n < attention_block; j++)
-        if (mask[j] != hidden_half && before-- <= 0) place[n++] = j;
-    return n;
-}
-
-// `place`: which of the numbers from `from` on; null: the first `count`.
-inline void widen(const char* from, size_t stride, const int* place, int count, int n, float* to) {
-    for (int j = 0; j < count; j++) {
-        const auto* one = (const uint16_t*)(from + (place ? place[j] : j) * stride);
-        for (int d = 0; d < n; d += Wide::n) Wide::store(to + j * n + d, Wide::halfs(one + d));
-    }
-}
-
-// One block of 32 positions for one row of one head. `k` and `v` are widened; `count` positions are in the cache.
+// A block of `count` positions, at most 32, for one row of one head. `k` and `v` are widened and have room for 32.
 inline void attend_block(const Attention& a, const float* q, const float* k, const float* v, int count,
                          const uint16_t* mask, float* state) {
     float p[attention_block];
-    for (int j = 0; j < attention_block; j += 8) {
+    for (int j = 0; j < count; j += 8) {
         typename Wide::V sum[8];
         for (int i = 0; i < 8; i++) sum[i] = Wide::all(0.0f);
         for (int d = 0; d < a.k_size; d += Wide::n) {
@@ -143,11 +180,7 @@ inline void attend_block(const Attention& a, const float* q, const float* k, con
             for (float& x : each) x = a.softcap * std::tanh(x);
             s = _mm256_loadu_ps(each);
         }
-        if (mask) {  // a hidden position may hold anything, also NaN
-            const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(mask + j)));
-            const __m256 hidden = _mm256_set1_ps(-INFINITY);
-            s = _mm256_blendv_ps(_mm256_add_ps(s, m), hidden, _mm256_cmp_ps(m, hidden, _CMP_EQ_OQ));
-        }
+        if (mask) s = _mm256_add_ps(s, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(mask + j))));
         _mm256_storeu_ps(p + j, s);
     }
     for (int j = count; j < attention_block; j++) p[j] = -INFINITY;
@@ -191,40 +224,33 @@ inline void attend_block(const Attention& a, const float* q, const float* k, con
     }
 }
 
-// The chunk's state (largest score, sum of exponentials, weighted sum of v) for rows [row, row + rows) of the query
+// The chunk's state (largest score, sum of exponentials, weighted sum of v) for `n` rows, at most attention_rows, of the query
 // heads that share a head of the cache. `work`: see `Attention::work_floats`.
-inline void attend_chunk(const Attention& a, int kv_head, int row, int rows, int chunk, float* states, float* work) {
-    const int size = a.v_size + 2;
-    for (int i = 0; i < rows * a.shared; i++) {
+inline void attend_chunk(const Attention& a, int kv_head, const int* rows, int n, int chunk, float* states, float* work) {
+    const int size = a.state_floats();
+    for (int i = 0; i < n * a.shared; i++) {
         states[i * size] = -INFINITY;
         memset(states + i * size + 1, 0, (size - 1) * sizeof(float));
     }
-    float *k = work, *v = work + attention_block * a.k_size;
-    const char *all_k = a.k + kv_head * a.k_head, *all_v = a.v + kv_head * a.v_head;
-    const int end = a.positions < (chunk + 1) * attention_chunk ? a.positions : (chunk + 1) * attention_chunk;
-    for (int at = chunk * attention_chunk; at < end; at += attention_block) {
-        bool widened = false;
-        for (int r = 0; r < rows; r++) {
-            const auto* visible = a.mask ? (const uint16_t*)(a.mask + (row + r) * a.mask_row) : nullptr;
-            const auto* mask = visible ? visible + at : nullptr;
-            const bool broken = a.gaps && a.gaps[row + r] < at + attention_block;
-            int count = end - at < attention_block ? end - at : attention_block, place[attention_block];
-            if (broken) count = places(visible, a.gaps[row + r], a.positions, at, place);
-            uint16_t own[attention_block];
-            if (mask && (broken || count < attention_block)) {
-                for (int j = 0; j < attention_block; j++) own[j] = j < count ? visible[broken ? place[j] : at + j] : hidden_half;
-                mask = own;
-            }
-            if (mask && Hidden(mask).all()) continue;
-            if (broken || !widened) {
-                widen(broken ? all_k : all_k + at * a.k_position, a.k_position, broken ? place : nullptr, count, a.k_size, k);
-                widen(broken ? all_v : all_v + at * a.v_position, a.v_position, broken ? place : nullptr, count, a.v_size, v);
-                for (int j = count; j < attention_block; j++) memset(k + j * a.k_size, 0, a.k_size * sizeof(float));
-                widened = !broken;
-            }
+    Widened widened(a, kv_head, work);
+    int at[attention_rows];
+    for (int r = 0; r < n; r++)
+        if (a.mask && chunk < a.chunks(rows[r])) at[r] = a.sight(rows[r])[Sight::starts + chunk];
+    for (int done = chunk * attention_chunk; done < (chunk + 1) * attention_chunk; done += attention_block) {
+        widened.n = 0;
+        for (int r = 0; r < n; r++) {
+            const int row = rows[r], left = a.count(row) - done, count = left < attention_block ? left : attention_block;
+            if (left <= 0) continue;
+            int place[attention_block];
+            uint16_t own[attention_block] = {};
+            const uint16_t* mask = nullptr;
+            if (a.mask) mask = next_places((const uint16_t*)(a.mask + row * a.mask_row), a.positions, at[r], count, place, own);
+            else for (int j = 0; j < count; j++) place[j] = done + j;
+            const int first = widened.find(place, count);
             for (int h = 0; h < a.shared; h++)
-                attend_block(a, (const float*)(a.q + (row + r) * a.q_row + (kv_head * a.shared + h) * a.q_head), k, v, count,
-                             mask, states + (r * a.shared + h) * size);
+                attend_block(a, (const float*)(a.q + row * a.q_row + (kv_head * a.shared + h) * a.q_head),
+                             widened.k + first * a.k_size, widened.v + first * a.v_size, count, mask,
+                             states + (r * a.shared + h) * size);
         }
     }
 }

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <thread>
 
@@ -221,7 +222,6 @@ struct Product : ggml::cpu::tensor_traits {
 
 // llama.cpp's attention has one version for a single row, one for few and one for many, and their sums differ.
 struct Attend : ggml::cpu::tensor_traits {
-    static constexpr int rows_at_once = 16;
     static constexpr int few_rows = 8;  // so few that threads share out the chunks
 
     static bool supported(const ggml_tensor* op) {
@@ -251,20 +251,31 @@ struct Attend : ggml::cpu::tensor_traits {
         return a;
     }
 
-    static int chunks(const Attention& a) { return (a.positions + attention_chunk - 1) / attention_chunk; }
     // Floats of one thread: widened blocks, and two states for each row and head at once.
     static size_t own_floats(const Attention& a) {
-        return a.work_floats() + (size_t)2 * rows_at_once * a.shared * a.state_floats() + 16;
+        return a.work_floats() + (size_t)2 * attention_rows * a.shared * a.state_floats() + 16;
     }
 
-    static size_t gap_floats(const ggml_tensor* op) { return rounded(op->src[0]->ne[1] * sizeof(int)) / sizeof(float); }
+    // Of what the rows see, and of their order for each thread.
+    static size_t sight_floats(const ggml_tensor* op, int n_threads) {
+        return rounded((Sight::size((int)op->src[1]->ne[1]) + n_threads) * op->src[0]->ne[1] * sizeof(int)) / sizeof(float);
+    }
+
+    // Rows of one sequence side by side: they share widened blocks. The later ones see the last position of the first.
+    static void order_rows(const Attention& a, int n, int* rows) {
+        std::iota(rows, rows + n, 0);
+        for (int *at = rows, *end = rows + n; a.mask && at < end;) {
+            const int last = a.sight(*at)[Sight::last];
+            at = std::stable_partition(at + 1, end, [&](int row) { return last >= 0 && a.sees(row, last); });
+        }
+    }
 
     bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
         if (!supported(op)) return false;
         const Attention a = arguments(op);
-        size_t floats = own_floats(a) * n_threads;
-        floats += gap_floats(op);
-        if (op->src[0]->ne[1] <= few_rows) floats += op->src[0]->ne[1] * op->src[0]->ne[2] * chunks(a) * a.state_floats();
+        size_t floats = own_floats(a) * n_threads + sight_floats(op, n_threads);
+        if (op->src[0]->ne[1] <= few_rows)
+            floats += op->src[0]->ne[1] * op->src[0]->ne[2] * Sight::chunks(a.positions) * a.state_floats();
         size = floats * sizeof(float) + alignment;
         return true;
     }
@@ -281,50 +292,56 @@ struct Attend : ggml::cpu::tensor_traits {
         // The graph was planned before attention was ours.
         if (!work_size(params->nth, op, needed) || params->wsize < needed) return false;
         Attention a = arguments(op);
-        const int rows = (int)op->src[0]->ne[1], heads = (int)op->src[1]->ne[2], n_chunks = chunks(a);
-        const int size = a.state_floats();
+        const int rows = (int)op->src[0]->ne[1], heads = (int)op->src[1]->ne[2], size = a.state_floats();
         float* shared = (float*)rounded((size_t)params->wdata);
-        int* gaps = (int*)shared;
-        shared += gap_floats(op);
-        if (a.mask) {
-            for (int r = params->ith; r < rows; r += params->nth)
-                gaps[r] = path->first_gap((const uint16_t*)(a.mask + r * a.mask_row), a.positions);
-            a.gaps = gaps;  // all of them from the barrier on
-        }
+        int* sights = (int*)shared;
+        int* order = sights + ((size_t)Sight::size(a.positions) + params->ith) * rows;
+        shared += sight_floats(op, params->nth);
+        a.sights = sights;
+        for (int r = params->ith; a.mask && r < rows; r += params->nth)
+            path->look((const uint16_t*)(a.mask + r * a.mask_row), a.positions, sights + (size_t)r * Sight::size(a.positions));
+        if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
+        host.barrier(params->threadpool);
+        order_rows(a, rows, order);
+        const auto most_chunks = [&](int first, int n) {
+            int most = 1;
+            for (int r = first; r < first + n; r++) most = std::max(most, a.chunks(order[r]));
+            return most;
+        };
         float* own = shared + own_floats(a) * params->ith;
         float* states = own + a.work_floats();
         shared += own_floats(a) * params->nth;
         const auto out = [&](int row, int head) {
             return (float*)((char*)op->data + (head + (size_t)row * op->ne[1]) * op->nb[1]);
         };
-        const bool by_chunks = rows <= few_rows && n_chunks > 1;
-        const int tiles = by_chunks ? n_chunks : (rows + rows_at_once - 1) / rows_at_once;
-        if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
-        host.barrier(params->threadpool);
+        const bool by_chunks = rows <= few_rows && most_chunks(0, rows) > 1;
+        // Smaller tiles where threads would have nothing to do.
+        const int tile_rows = std::clamp(rows * heads / (2 * params->nth), 1, attention_rows);
+        const int tiles = by_chunks ? most_chunks(0, rows) : (rows + tile_rows - 1) / tile_rows;
         for (int item = params->ith; item < heads * tiles; item = host.chunk_add(params->threadpool, 1)) {
             const int head = item % heads, tile = item / heads;
             if (by_chunks) {
-                path->attend_chunk(a, head, 0, rows, tile, shared + (size_t)item * rows * a.shared * size, own);
+                path->attend_chunk(a, head, order, rows, tile, shared + (size_t)item * rows * a.shared * size, own);
                 continue;
             }
-            const int row = tile * rows_at_once, n = std::min(rows_at_once, rows - row);
+            const int first = tile * tile_rows, n = std::min(tile_rows, rows - first), n_chunks = most_chunks(first, n);
             float* next = states + (size_t)n * a.shared * size;
             for (int chunk = 0; chunk < n_chunks; chunk++) {
-                path->attend_chunk(a, head, row, n, chunk, chunk ? next : states, own);
+                path->attend_chunk(a, head, order + first, n, chunk, chunk ? next : states, own);
                 for (int i = 0; chunk && i < n * a.shared; i++) path->join(a.v_size, states + i * size, next + i * size);
             }
             for (int i = 0; i < n * a.shared; i++)
-                path->finish(a.v_size, states + i * size, out(row + i / a.shared, head * a.shared + i % a.shared));
+                path->finish(a.v_size, states + i * size, out(order[first + i / a.shared], head * a.shared + i % a.shared));
         }
         if (!by_chunks) return true;
         host.barrier(params->threadpool);
         for (int i = params->ith; i < heads * rows * a.shared; i += params->nth) {
-            const int head = i / (rows * a.shared), at = i % (rows * a.shared);
+            const int head = i / (rows * a.shared), at = i % (rows * a.shared), row = order[at / a.shared];
             const auto state = [&](int chunk) {
                 return shared + ((size_t)(chunk * heads + head) * rows * a.shared + at) * size;
             };
-            for (int chunk = 1; chunk < n_chunks; chunk++) path->join(a.v_size, state(0), state(chunk));
-            path->finish(a.v_size, state(0), out(at / a.shared, head * a.shared + at % a.shared));
+            for (int chunk = 1; chunk < a.chunks(row); chunk++) path->join(a.v_size, state(0), state(chunk));
+            path->finish(a.v_size, state(0), out(row, head * a.shared + at % a.shared));
         }
         return true;
     }

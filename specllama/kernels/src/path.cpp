@@ -29,7 +29,7 @@ static const Type types[] = {
 
 const Path& SPECK_JOIN(SPECK_ISA, _path)() {
     static const Path path{SPECK_TEXT(SPECK_ISA), SPECK_ISA::L, SPECK_ISA::types, sizeof SPECK_ISA::types / sizeof(Type),
-                           SPECK_ISA::first_gap, SPECK_ISA::attend_chunk, SPECK_ISA::join, SPECK_ISA::finish, SPECK_ISA::Wide::n};
+                           SPECK_ISA::look, SPECK_ISA::attend_chunk, SPECK_ISA::join, SPECK_ISA::finish, SPECK_ISA::Wide::n};
     return path;
 }
 

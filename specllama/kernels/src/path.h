@@ -20,8 +20,17 @@ struct Type {
     void (*quantize)(const float* x, int first_block, int last_block, void* out);
 };
 
+constexpr uint16_t hidden_half = 0xfc00;  // -infinity
+constexpr int attention_block = 32;   // positions
 constexpr int attention_chunk = 256;  // positions whose softmax is computed from nothing
-constexpr int no_gap = 0x7fffffff;
+constexpr int attention_rows = 16;    // at once
+
+// What a row sees, as numbers: how many positions, the last one, and where each chunk of them begins.
+struct Sight {
+    enum { count, last, starts };
+    static constexpr int chunks(int positions) { return (positions + attention_chunk - 1) / attention_chunk; }
+    static constexpr int size(int positions) { return starts + chunks(positions); }
+};
 
 // The sizes and strides (in bytes) of an attention of float queries over a cache of binary16.
 struct Attention {
@@ -31,10 +40,14 @@ struct Attention {
     int positions;       // in the cache
     int shared;          // query heads that share a head of the cache
     float scale, softcap;  // softcap 0: none
-    const int* gaps;  // of each row, see `Path::first_gap`; null: there are none
+    const int* sights;  // one `Sight` for each row, if there is a mask
 
+    const int* sight(int row) const { return sights + (size_t)row * Sight::size(positions); }
+    bool sees(int row, int position) const { return ((const uint16_t*)(mask + row * mask_row))[position] != hidden_half; }
+    int count(int row) const { return mask ? sight(row)[Sight::count] : positions; }
+    int chunks(int row) const { return Sight::chunks(count(row)); }
     int state_floats() const { return v_size + 2; }
-    int work_floats() const { return 32 * (k_size + v_size); }
+    int work_floats() const { return 2 * attention_block * (k_size + v_size); }
 };
 
 struct Path {
@@ -43,8 +56,8 @@ struct Path {
     const Type* types;
     int n_types;
 
-    int (*first_gap)(const uint16_t* mask, int positions);
-    void (*attend_chunk)(const Attention&, int kv_head, int row, int rows, int chunk, float* states, float* work);
+    void (*look)(const uint16_t* mask, int positions, int* sight);
+    void (*attend_chunk)(const Attention&, int kv_head, const int* rows, int n, int chunk, float* states, float* work);
     void (*join)(int v_size, float* all, const float* next);
     void (*finish)(int v_size, const float* state, float* out);
     int attention_step;  // sizes of heads are multiples of this

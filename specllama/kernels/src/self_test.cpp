@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -257,13 +258,24 @@ struct Case {
     int window = 1 << 30;
     bool masked = true;  // else every row sees all, and the cache has no padding
     bool branches = false;  // of the last tokens, a row sees every third
+    int sequences = 1;      // a row sees every so many-th position
 
     bool sees(int row, int position) const {
         const int last = positions - rows + row;
+        if ((last - position) % sequences) return false;
         if (branches && position > positions - 90 && (position - last) % 3) return false;
         return !masked || (position <= last && position > last - window);
     }
 };
+
+// What each row sees; `a` refers to it.
+std::vector<int> all_sights(const Path& path, Attention& a, const std::vector<half>& mask, int rows) {
+    const int size = Sight::size(a.positions);
+    std::vector<int> sights((size_t)rows * size);
+    for (int r = 0; r < rows; r++) path.look(&mask[(size_t)r * a.positions], a.positions, &sights[(size_t)r * size]);
+    a.sights = sights.data();
+    return sights;
+}
 
 // Against doubles, and each row among the others against the row alone.
 std::string try_attention(const Path& path, const Case& its) {
@@ -273,7 +285,7 @@ std::string try_attention(const Path& path, const Case& its) {
     const int padded = its.masked ? (its.positions + 63) / 32 * 32 : its.positions;
     std::vector<float> q((size_t)rows * kv_heads * shared * k_size);
     std::vector<half> k((size_t)padded * kv_heads * k_size), v((size_t)padded * kv_heads * v_size);
-    std::vector<half> mask((size_t)padded * rows, 0xfc00);
+    std::vector<half> mask((size_t)padded * rows, hidden_half);
     for (float& x : q) x = random.number() * 4;
     const auto fill_cache = [&](std::vector<half>& cache, int size) {  // the padding holds NaN
         for (size_t i = 0; i < cache.size(); i++)
@@ -295,10 +307,10 @@ std::string try_attention(const Path& path, const Case& its) {
     a.mask_row = (size_t)padded * 2;
     a.k_size = k_size, a.v_size = v_size, a.positions = padded, a.shared = shared;
     a.softcap = its.softcap, a.scale = 0.1f / (its.softcap != 0.0f ? its.softcap : 1.0f);
-    std::vector<int> gaps(rows);
-    for (int r = 0; r < rows; r++) gaps[r] = path.first_gap(&mask[(size_t)r * padded], padded);
-    if (its.masked) a.gaps = gaps.data();
-    const int floats = a.state_floats(), chunks = (padded + attention_chunk - 1) / attention_chunk;
+    const std::vector<int> sights = all_sights(path, a, mask, rows);
+    std::vector<int> order(rows);
+    std::iota(order.begin(), order.end(), 0);
+    const int floats = a.state_floats(), chunks = Sight::chunks(padded);
     std::vector<float> work(a.work_floats()), states((size_t)rows * shared * floats), next(states.size());
     std::vector<float> out(v_size), one(v_size);
     const auto wrong = [&](const char* what) {
@@ -310,7 +322,7 @@ std::string try_attention(const Path& path, const Case& its) {
     for (int head = 0; head < kv_heads; head++) {
         const auto run = [&](int row, int n) {
             for (int chunk = 0; chunk < chunks; chunk++) {
-                path.attend_chunk(a, head, row, n, chunk, (chunk ? next : states).data(), work.data());
+                path.attend_chunk(a, head, &order[row], n, chunk, (chunk ? next : states).data(), work.data());
                 for (int i = 0; chunk && i < n * shared; i++)
                     path.join(v_size, &states[(size_t)i * floats], &next[(size_t)i * floats]);
             }
@@ -351,55 +363,63 @@ std::string try_attention(const Path& path, const Case& its) {
     return "";
 }
 
-// A row that sees a branch of a tree, behind other branches, against the same row where nothing else is in the cache.
-std::string try_branches(const Path& path) {
-    constexpr int size = 64, text = 240, nodes = 50, rows = 9, positions = 320;  // the branches cross the end of a chunk
+// Rows of several sequences, windows and branches in one cache, against the same rows where nothing else is in it.
+std::string try_scattered(const Path& path) {
+    constexpr int size = 64, rows = 13, positions = 1021;  // no multiple of a block
     Random random;
     std::vector<float> q((size_t)rows * size);
-    std::vector<half> k((size_t)positions * size), v(k.size()), path_k(k.size()), path_v(k.size());
+    std::vector<half> k((size_t)positions * size), v(k.size()), alone_k(k.size()), alone_v(k.size());
     for (float& x : q) x = random.number() * 4;
     for (half& x : k) x = (half)(0x3000 + random.next() % 0xc00 + (random.next() & 0x8000));
     for (half& x : v) x = (half)(0x3000 + random.next() % 0xc00 + (random.next() & 0x8000));
-    std::vector<half> mask((size_t)rows * positions, 0xfc00);
-    std::vector<int> gaps(rows);
-    for (int r = 0; r < rows; r++) {
-        half* row = &mask[(size_t)r * positions];
-        for (int j = r % 3 * 70; j < text; j++) row[j] = 0;  // a window begins later
-        for (int j = text; j < text + nodes; j++) row[j] = random.next() % (1 + r % 4) ? 0xfc00 : 0;
-        gaps[r] = path.first_gap(row, positions);
-    }
+    std::vector<half> mask((size_t)rows * positions, hidden_half);
+    const auto sees = [&](int row, int j) {
+        switch (row) {
+            case 0: return true;
+            case 1: case 2: case 3: case 4: return j >= 100 + row && j < 1000 + row;  // a window
+            case 5: case 6: return j >= 333 && j < 990 + row;                          // a sequence behind another
+            case 7: return j % 3 == 0;                                                 // sequences that take turns
+            case 8: return j % 3 == 0 && j < 900;
+            case 9: return j < 500 || (j > 730 && random.next() % 4 == 0);             // branches
+            case 10: return j < 500 || (j > 730 && random.next() % 2 == 0);
+            case 11: return j == 1020;
+            default: return random.next() % 7 > 1;
+        }
+    };
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < positions; j++)
+            if (sees(r, j)) mask[(size_t)r * positions + j] = 0;
     Attention a{};
     a.q_row = a.q_head = size * 4, a.k_position = a.k_head = a.v_position = a.v_head = size * 2;
     a.mask_row = positions * 2, a.k_size = a.v_size = size, a.shared = 1, a.scale = 0.1f, a.positions = positions;
     const int floats = a.state_floats();
-    std::vector<float> work(a.work_floats()), all(rows * floats), next(all.size()), tree(rows * size), alone(size);
-    const auto run = [&](int n, float* out) {
-        for (int chunk = 0; chunk < 2; chunk++) {
-            path.attend_chunk(a, 0, 0, n, chunk, (chunk ? next : all).data(), work.data());
+    std::vector<float> work(a.work_floats()), all(rows * floats), next(all.size()), together(rows * size), alone(size);
+    const auto run = [&](const std::vector<half>& masks, const std::vector<int>& order, float* out) {
+        const int n = (int)order.size();
+        a.mask = (const char*)masks.data();
+        const std::vector<int> sights = all_sights(path, a, masks, n);
+        for (int chunk = 0; chunk < Sight::chunks(positions); chunk++) {
+            path.attend_chunk(a, 0, order.data(), n, chunk, (chunk ? next : all).data(), work.data());
             for (int i = 0; chunk && i < n; i++) path.join(size, &all[i * floats], &next[i * floats]);
         }
-        for (int i = 0; i < n; i++) path.finish(size, &all[i * floats], out + i * size);
+        for (int i = 0; i < n; i++) path.finish(size, &all[i * floats], out + order[i] * size);
     };
     a.q = (const char*)q.data(), a.k = (const char*)k.data(), a.v = (const char*)v.data();
-    a.mask = (const char*)mask.data(), a.gaps = gaps.data();
-    run(rows, tree.data());
-    a.k = (const char*)path_k.data(), a.v = (const char*)path_v.data(), a.gaps = nullptr;
+    run(mask, {12, 1, 2, 3, 4, 0, 6, 5, 7, 9, 10, 8, 11}, together.data());
+    a.k = (const char*)alone_k.data(), a.v = (const char*)alone_v.data();
     for (int r = 0; r < rows; r++) {
-        const half* row = &mask[(size_t)r * positions];
-        std::vector<half> own(positions, 0xfc00);
+        std::vector<half> own(positions, hidden_half);
         int n = 0;
         for (int j = 0; j < positions; j++) {
-            if (j >= text && row[j]) continue;
-            own[n] = row[j];
-            memcpy(&path_k[(size_t)n * size], &k[(size_t)j * size], size * sizeof(half));
-            memcpy(&path_v[(size_t)n++ * size], &v[(size_t)j * size], size * sizeof(half));
+            if (mask[(size_t)r * positions + j]) continue;
+            own[n] = 0;
+            memcpy(&alone_k[(size_t)n * size], &k[(size_t)j * size], size * sizeof(half));
+            memcpy(&alone_v[(size_t)n++ * size], &v[(size_t)j * size], size * sizeof(half));
         }
-        if ((path.first_gap(own.data(), positions) != no_gap) || (gaps[r] == no_gap) != (r % 4 == 0))
-            return std::string(path.name) + " attention: a gap where there is none, or none where there is one";
-        a.q = (const char*)&q[(size_t)r * size], a.mask = (const char*)own.data();
-        run(1, alone.data());
-        if (memcmp(&tree[(size_t)r * size], alone.data(), size * sizeof(float)))
-            return std::string(path.name) + " attention: a row of a tree is not that of its path";
+        a.q = (const char*)&q[(size_t)r * size];
+        run(own, {0}, alone.data());
+        if (memcmp(&together[(size_t)r * size], alone.data(), size * sizeof(float)))
+            return std::string(path.name) + " attention: row " + std::to_string(r) + " is not that of its sequence alone";
     }
     return "";
 }
@@ -414,6 +434,7 @@ const Case cases[] = {
     {1, 1, 1, 192, 128, 0.0f, 1 << 30, false},
     {290, 1, 1, 16, 48},
     {300, 9, 2, 64, 64, 0.0f, 120, true, true},
+    {1200, 9, 2, 64, 64, 0.0f, 900, true, false, 3},
 };
 
 }  // namespace
@@ -429,7 +450,7 @@ SPECK_EXPORT const char* specllama_kernels_self_test(const char* isa) {
         const Path* path = path_of_this_cpu(all ? name : isa);
         if (!path && !all) return missing_instructions;
         if (path && wrong.empty()) wrong = try_types(*path);
-        if (path && wrong.empty()) wrong = try_branches(*path);
+        if (path && wrong.empty()) wrong = try_scattered(*path);
         for (const Case& each : cases)
             if (path && wrong.empty()) wrong = try_attention(*path, each);
         if (!all) break;
