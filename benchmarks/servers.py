@@ -44,9 +44,10 @@ READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
 START_S = 60.0  # limit for the start of a server
 
 
-def served(url: str, tokens: list[int], n_predict: int) -> Timing:
-    """One greedy answer of a server, without its prompt cache."""
+def served(url: str, tokens: list[int], n_predict: int, **more: object) -> Timing:
+    """One greedy answer of a server, without its prompt cache. `more`: other fields of the request."""
     question = {"prompt": tokens, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
+    question |= more
     request = urllib.request.Request(
         f"{url}/completion", json.dumps(question).encode(), {"Content-Type": "application/json"}
     )

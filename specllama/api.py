@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +15,7 @@ from weakref import WeakSet
 from specllama.base.errors import ModelBusy, UsageError
 from specllama.base.ranges import word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
-from specllama.chat.format import GRAMMAR, JSON_SCHEMA, REGEX, AnswerFormat, format_of
+from specllama.chat.format import AnswerFormat, given_format
 from specllama.chat.format_masks import constraint_of
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import SETTINGS, Settings, require_known, strategies
@@ -308,7 +307,7 @@ class Pair:
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> tuple[Events, AnswerFormat | None]:
-        form = _format(json_schema, grammar, regex)
+        form = given_format({"json_schema": json_schema, "grammar": grammar, "regex": regex})
         mode = _mode(seed_mode)
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
@@ -356,7 +355,7 @@ class Pair:
             seed_mode=_mode(seed_mode),
             n_predict=_max_tokens(max_tokens),
             stops=_stops(stop),
-            format=_format(json_schema, grammar, regex),
+            format=given_format({"json_schema": json_schema, "grammar": grammar, "regex": regex}),
             think=think,
         )
         return Chat(
@@ -526,25 +525,6 @@ def _messages(prompt: Sequence[Mapping[str, str]]) -> list[Message]:
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops: tuple[str, ...] = SETTINGS["stop"].check("stop", [stop] if isinstance(stop, str) else stop)
     return stops
-
-
-def _format(
-    schema: str | Mapping[str, object] | bool | None, grammar: str | None, regex: str | None
-) -> AnswerFormat | None:
-    if schema is not None and not isinstance(schema, str):
-        try:
-            schema = json.dumps(schema)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"json_schema is no JSON: {error}") from None
-    given = {JSON_SCHEMA: schema, GRAMMAR: grammar, REGEX: regex}
-    found = [
-        format_of(kind, _typed(kind, text, str, "text"), kind.replace("-", "_"))
-        for kind, text in given.items()
-        if text is not None
-    ]
-    if len(found) > 1:
-        raise UsageError("json_schema, grammar and regex exclude each other", hint="give one of them")
-    return found[0] if found else None
 
 
 def _max_tokens(n: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,7 @@ class AnswerFormat:
         return f"{self.kind} {text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
 
 
+@lru_cache(maxsize=64)  # a check can take seconds, and many answers share a format
 def format_of(kind: str, text: str, name: str = "") -> AnswerFormat:
     """A checked format; `name` is that of the option.
 
@@ -121,6 +122,27 @@ def _checked(kind: str, text: str, name: str) -> AnswerFormat:
         raise UsageError(f"{name} is not valid: {_first_line(error)}", hint=_HINTS[kind]) from None
     _require_usable(name, kind, text, rules)
     return AnswerFormat(kind, text, rules)
+
+
+def given_format(fields: Mapping[str, object]) -> AnswerFormat | None:
+    """The format that the fields `json_schema`, `grammar` and `regex` give; other fields, and None, do not count.
+
+    A schema is a text or the JSON itself. Raises UsageError for several of them, and as `format_of` does.
+    """
+    given = [(kind, kind.replace("-", "_")) for kind in KINDS if fields.get(kind.replace("-", "_")) is not None]
+    if len(given) > 1:
+        raise UsageError(f"{given[0][1]} and {given[1][1]} exclude each other", hint="give one of them")
+    for kind, name in given:
+        text = fields[name]
+        if kind == JSON_SCHEMA and not isinstance(text, str):
+            try:
+                text = json.dumps(text)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{name} is no JSON: {error}") from None
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is {text!r}, expected a text")
+        return format_of(kind, text, name)
+    return None
 
 
 def read_format(kind: str, source: str, name: str = "") -> AnswerFormat:

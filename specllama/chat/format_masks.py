@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from specllama.base.clock import perf_counter
 from specllama.base.errors import UsageError
 from specllama.chat.format import AnswerFormat, limits, too_much_work
 from specllama.core.arrays import IntArray
@@ -124,7 +123,6 @@ class FormatConstraint:
         self._line: list[int] = []  # committed tokens, from the same one on
         self._states: dict[tuple[int, ...], _State] = {}  # by path
         self._known: dict[bytes, Allowed] = {}  # the last masks: within a string they repeat
-        self.n_masks, self.mask_s = 0, 0.0  # masks that were computed, and the time of all work here
 
     def allowed(self, path: Sequence[int]) -> Allowed:
         return self._after(tuple(path)).allowed
@@ -163,18 +161,14 @@ class FormatConstraint:
 
     def _fresh(self, path: tuple[int, ...]) -> _State:
         """The state by the matcher. Raises UsageError if the format takes too much work."""
-        started = perf_counter()
-        try:
-            state = self._here() if self._go(path) else _NOTHING
-            if self._matcher.is_error():
-                reason, found = self._matcher.stop_reason(), self._matcher.get_error()
-                self._restart()
-                if "NoExtension" in (reason + found):  # no token of the vocabulary goes on
-                    return _NOTHING
-                raise too_much_work("the format", found)
-            return state
-        finally:
-            self.mask_s += perf_counter() - started
+        state = self._here() if self._go(path) else _NOTHING
+        if self._matcher.is_error():
+            reason, found = self._matcher.stop_reason(), self._matcher.get_error()
+            self._restart()
+            if "NoExtension" in (reason + found):  # no token of the vocabulary goes on
+                return _NOTHING
+            raise too_much_work("the format", found)
+        return state
 
     def _here(self) -> _State:
         """The state where the matcher is."""
@@ -204,7 +198,6 @@ class FormatConstraint:
         self._settled, self._read = [], []
 
     def _mask(self) -> Allowed:
-        self.n_masks += 1
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return NOTHING

@@ -93,6 +93,30 @@ def test_a_chat_sets_and_removes_a_format(specllama: Run, byte_pair: Pair, tmp_p
     assert answers(specllama, byte_pair, ["hi"], "--load", str(saved)) == ["aaab"]
 
 
+def test_a_line_of_json_has_the_format_of_its_answer(specllama: Run, byte_pair: Pair) -> None:
+    """Prevents: a field that is ignored, or that also limits the next answer."""
+    lines: list[dict[str, object]] = [
+        {"message": "hi", "regex": "a{3}"},
+        {"message": "hi", "json_schema": {"const": "é"}},
+        {"message": "hi"},
+        {"message": "hi", "grammar": "start: x", "regex": None},
+        {"message": "hi", "regex": "a", "grammar": 'root ::= "a"'},
+        {"message": "hi", "regex": 3},
+    ]
+    stdin = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    options = ["--jsonl", "--seed", "1", "--regex", "b{4}"]
+    result = specllama("chat", *byte_pair.options, *options, stdin=stdin)
+    assert result.code == 1
+    events = list(map(json.loads, result.out.splitlines()))
+    finished = [event for event in events if event["event"] == "finished"]
+    assert [(event["text"], event["fits_format"]) for event in finished] == [
+        ("aaa", True),
+        ('"é"', True),
+        ("bbbb", True),
+    ]
+    assert sum(event["event"] == "error" for event in events) == 3
+
+
 def answers(specllama: Run, pair: Pair, lines: list[str], *options: str) -> list[str]:
     """The texts of a chat."""
     stdin = "".join(json.dumps({"command" if line[0] == "/" else "message": line}) + "\n" for line in lines)

@@ -16,6 +16,7 @@ import typer
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
+from specllama.chat.format import AnswerFormat
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed
 from specllama.chat.stream import TextStream
@@ -271,12 +272,18 @@ class ChatState:
         if setup.draft is None:
             models.drop_draft()
 
-    def message(self, text: str) -> None:
-        """Ask `text`, after the attached files; replaces the last message if `edits_last`."""
+    def message(self, text: str, form: AnswerFormat | None = None) -> None:
+        """Ask `text`, after the attached files; replaces the last message if `edits_last`. `form`: of this answer."""
         whole = "\n\n".join([*self.attached, text])
         self.cancel.clear()
         replaces, self.edits_last = self.edits_last, False
-        self.answer(self.session.edit(whole, self.cancel) if replaces else self.session.ask(whole, self.cancel))
+        session = self.session
+        usual = session.settings.format
+        session.settings = replace(session.settings, format=form or usual)
+        try:
+            self.answer(session.edit(whole, self.cancel) if replaces else session.ask(whole, self.cancel))
+        finally:
+            session.settings = replace(session.settings, format=usual)
         if self.kept:
             self.attached.clear()
 

@@ -17,6 +17,7 @@ from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import sound
 from specllama.chat import saved as chat_file
+from specllama.chat.format import AnswerFormat, given_format
 from specllama.chat.settings import SETTINGS, Settings, changed
 from specllama.cli.args.grouping import Option, typed, with_options
 from specllama.cli.args.options import (
@@ -250,15 +251,16 @@ def _converse(talk: ChatState, source: MessageSource, told_first: Iterable[str])
 
 def _take(talk: ChatState, line: str) -> None:
     """Handle one line: a message or a command."""
+    form = None
     if talk.output.format == "jsonl":
-        line = _from_json(line)
+        line, form = _from_json(line)
     if not line.strip():
         talk.edits_last = False
         return
     if is_command(line):
         perform(talk, line.strip())
     else:
-        talk.message(unquoted(line).strip("\n") if line[0] != " " else line.strip())
+        talk.message(unquoted(line).strip("\n") if line[0] != " " else line.strip(), form)
     if talk.output.out.is_terminal and talk.output.format == "human":
         talk.output.note("")
 
@@ -275,10 +277,10 @@ def _survived(talk: ChatState, line: str) -> None:
         raise told(error) from error
 
 
-def _from_json(line: str) -> str:
-    """The message or command of a line of JSON: text, or an object with `message` or `command`."""
+def _from_json(line: str) -> tuple[str, AnswerFormat | None]:
+    """The message or command of a line of JSON, and the format of the answer: text, or an object with these fields."""
     if not line.strip():
-        return ""
+        return "", None
     hint = 'write {"message": "..."} or {"command": "/undo"}'
     try:
         data = parsed(line)
@@ -286,7 +288,7 @@ def _from_json(line: str) -> str:
         raise UsageError("a line of stdin is not JSON", hint=hint) from None
     fields = data if isinstance(data, dict) else {"message": data}
     if isinstance(message := fields.get("message"), str):
-        return f" {sound('a message', message)}"  # the space: never a command
+        return f" {sound('a message', message)}", given_format(fields)  # the space: never a command
     if isinstance(command := fields.get("command"), str) and is_command(command):
-        return command
+        return command, None
     raise UsageError("a line of stdin has neither message nor command", hint=hint)
