@@ -32,6 +32,7 @@ from specllama.drafters.length import DraftLength
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.learning import Lesson
 from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
+from specllama.tuning.expectation import unused_draft
 from specllama.tuning.first_use import FirstUse
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def load(
     except BaseException:
         models.close()
         raise
+    if unused := unused_draft(setup, names):
+        listener.on_note(unused)
     return Pair(models, setup, ask.drafting, listener.on_note)
 
 

@@ -12,13 +12,13 @@ from specllama import __version__
 from specllama.chat.format import AnswerFormat
 from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
-from specllama.cli.tuned import unused_draft
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
 from specllama.llama import BuildInfo, LlamaModel, build_info
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.ask import Names
 from specllama.pairs.setup import File, Models, Setup
+from specllama.tuning.expectation import unused_draft
 
 SCHEMA = {
     "name": "specllama.run",

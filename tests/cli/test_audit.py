@@ -50,16 +50,16 @@ def test_the_json_report_holds_the_settings(specllama: Run, short_pair: Pair, tm
     """Prevents: a report that cannot be reproduced; a file with other content than stdout."""
     args = ("audit", *short_pair.options, *NARROW, "--quick", "--seed", "7")
     record = record_of(specllama(*args, "--json", "--spec-type", "lookup,draft-simple", "--verify-rule", "match,token"))
-    assert (record["schema"]["name"], record["seed"], record["passed"]) == ("specllama.audit", 7, True)
-    assert record["settings"]["strategies"] == ["lookup", "draft-simple"]
-    assert record["settings"]["rules"] == ["match", "token"]
+    assert (record["schema"]["name"], record["settings"]["seed"], record["passed"]) == ("specllama.audit", 7, True)
+    assert record["settings"]["spec_type"] == ["lookup", "draft-simple"]
+    assert record["settings"]["verify_rule"] == ["match", "token"]
     assert len(record["models"]["target"]["sha256"]) == 64
     assert record["versions"]["llama_cpp"]
     assert record["machine"]["n_cores"] >= 1
     file = tmp_path / "report.json"
     told = specllama(*args, "--format", "json", "--output", str(file), "--spec-type", "lookup").out
     assert (told.count("\n"), told[:6]) == (1, "Exact:")
-    assert json.loads(file.read_text())["settings"]["strategies"] == ["lookup"]
+    assert json.loads(file.read_text())["settings"]["spec_type"] == ["lookup"]
 
 
 def test_a_full_disk_behind_output_costs_no_report(
@@ -91,7 +91,7 @@ def test_a_target_alone_is_audited_with_lookups(specllama: Run, short_pair: Pair
     """Prevents: an audit that requires a draft although lookups need none."""
     alone = ["-m", str(short_pair.target), "-t", "1"]
     record = record_of(specllama("audit", *alone, *NARROW, "--quick", "--json"))
-    assert record["settings"]["strategies"] == ["lookup"]
+    assert record["settings"]["spec_type"] == ["lookup"]
     assert record["models"]["draft"] is None
 
 

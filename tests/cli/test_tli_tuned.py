@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.api import load
 from specllama.cli.audit import command as audit_command
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
@@ -70,6 +71,11 @@ def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) 
     record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
     assert record["settings"]["spec_type"] == "lookup"
     assert record["models"]["draft"] is None
+    notes: list[str] = []
+    with load(target=strangers.target, draft=strangers.draft, n_threads=1, on_note=notes.append) as pair:
+        assert pair.draft is None
+    assert record["notices"] == notes
+    assert notes
     named = record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))
     assert named["models"]["draft"] is not None
     assert named["acceptance"]["drafted"] == 0
@@ -105,5 +111,5 @@ def test_bench_and_audit_take_the_pair_as_answers_do(
     monkeypatch.setattr(audit_command, "QUICK", LITTLE)
     audit = record_of(specllama("audit", *strangers.options, *NARROW, "--quick", "--json"))
     assert audit["passed"]
-    assert audit["settings"]["strategies"] == ["lookup", "chain", "tree", "draft-tli"]
+    assert audit["settings"]["spec_type"] == ["lookup", "chain", "tree", "draft-tli"]
     assert audit["tuned"]["made"] == PROFILE.made

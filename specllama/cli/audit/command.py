@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -21,10 +21,11 @@ from specllama.audit.report import AuditReport
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import UsageError
 from specllama.base.ranges import several, whole, word
+from specllama.chat import settings as chat_settings
 from specllama.chat.conversation import fitting_prompts
 from specllama.chat.format import REGEX, format_of
 from specllama.chat.format_masks import FormatConstraint
-from specllama.chat.settings import RULES, require_known
+from specllama.chat.settings import RULES, Settings, require_known
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, HardwareOptions, LawOptions, PairOptions
@@ -50,6 +51,7 @@ from specllama.prompts.load import short_prompts
 MOST_TOKENS = 100  # in a distribution: every branch of every draw is taken
 # What may come depends on the place in a word, which shows masks of another text; the answer never has to end.
 FORMAT = "Answer: ([a-z]{1,4} )*[a-z]{0,4}"
+NO_SETTINGS = ("predict", "stop", "spec", "seed_mode", "think")  # of an audit
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
 
@@ -251,19 +253,19 @@ def _audit(
 def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOptions) -> dict[str, object]:
     """Everything that decides the result."""
     cpu, profile = this_cpu(), setup.profile
+    settings = Settings(
+        params=subject.params,
+        drafting=subject.drafting,
+        seed=subject.seed,
+        format=None if subject.constraint is None else format_of(REGEX, FORMAT),
+    )
     return {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": options.quick,
-        "seed": subject.seed,
         "settings": {
-            **asdict(subject.params),
-            "logit_bias": {str(token): str(bias) for token, bias in subject.params.logit_bias.items()},
-            "strategies": subject.strategies,
-            "rules": [rule.value for rule in subject.rules],
-            "format": None if subject.constraint is None else FORMAT,
-            "draft_n_max": subject.drafting.length.longest,
-            "draft_p_min": subject.drafting.p_min,
-            "draft_temperature": subject.drafting.temperature,
+            **{name: value for name, value in chat_settings.to_json(settings).items() if name not in NO_SETTINGS},
+            "spec_type": subject.strategies,
+            "verify_rule": [rule.value for rule in subject.rules],
         },
         "versions": versions(llama.build_info()),
         "machine": {

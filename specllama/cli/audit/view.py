@@ -71,9 +71,9 @@ def _about(report: AuditReport) -> Iterator[str]:
         draft = " and the draft that the profile chose" if tuned["draft_chosen"] else ""
         yield from _item(f"loaded as by `specllama run`: with the profile of {tuned['made'][:10]}{draft}")
     if settings:
-        law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
-        yield from _item(f"settings: {law}; seed {about['seed']}")
-        yield from _item(f"audited: {', '.join(settings['strategies'])}; rules {', '.join(settings['rules'])}")
+        law = ", ".join(f"{name} {settings[name]}" for name in ("temp", "top_k", "top_p", "min_p"))
+        yield from _item(f"settings: {law}; seed {settings['seed']}")
+        yield from _item(f"audited: {', '.join(settings['spec_type'])}; rules {', '.join(settings['verify_rule'])}")
     if versions := about.get("versions"):
         names = ("specllama", "llama_cpp_python", "llama_cpp")
         yield from _item("versions: " + ", ".join(f"{name} {versions[name]}" for name in names))
@@ -121,21 +121,22 @@ def _laws(report: AuditReport) -> Iterator[str]:
         "Every branch of every random choice of the drafter and the verifier is taken, and the probabilities of all "
         "paths are added up. p comes from the target's logits by a second sampler that shares no code with the first. "
         "`error`: the largest error of a probability of the first token. `TV`: the total variation of whole blocks of "
-        f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. `masked`: texts within an answer in a "
-        f"format, whose mask limits p. In {n_open} of "
+        f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. `texts`: free ones + those within an "
+        f"answer in a format, whose mask limits p. In {n_open} of "
         f"{counted(n_contexts, 'context')} p has more than one token."
     )
     rows = [
         (
             f"{row.strategy}, {row.rule}",
-            *map(str, (row.n_contexts, row.n_masked, row.n_drafted_in, row.longest, row.n_branches)),
+            f"{row.n_contexts - row.n_masked}+{row.n_masked}",
+            *map(str, (row.n_drafted_in, row.longest, row.n_branches)),
             f"{row.distance.first_error:.0e}",
             f"{row.distance.tv:.0e}",
             "exact" if row.sound else "NOT P",
         )
         for row in report.laws
     ]
-    yield from markdown_table(("", "texts", "masked", "draft", "K", "paths", "error", "TV", ""), rows)
+    yield from markdown_table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
     yield ""
 
 

@@ -24,7 +24,6 @@ from specllama.cli.reports import not_lost
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import watching
 from specllama.cli.screen.worker import interruptible
-from specllama.cli.tuned import expectation
 from specllama.core.types import Cancel
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
@@ -38,6 +37,7 @@ from specllama.pairs.naming import Wanted
 from specllama.pairs.profile import Profile
 from specllama.pairs.report import CompatReport
 from specllama.pairs.setup import N_CTX, Choice, choose, key_of, resolve
+from specllama.tuning.expectation import expectation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
