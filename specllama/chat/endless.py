@@ -119,14 +119,6 @@ def _target(schema: object, ref: str) -> object:
     return node
 
 
-def endless_rule(lark: str) -> str:
-    """The name of a rule of a Lark grammar that cannot end; an empty text if all that `start` leads to can.
-
-    `lark`: a grammar that llguidance takes. Raises ValueError if it cannot be read, or sets what a mask cannot keep.
-    """
-    return _Lark(lark).endless()
-
-
 # As in llguidance: parser/src/lark/lexer.rs.
 _LEXEME = re.compile(
     r"""(?P<skip> (?:\#|//)[^\n]* | [ \t]+ )
@@ -140,36 +132,53 @@ _SPACE = re.compile(r"\s*")
 _AFTER_SEQUENCE = ("|", ")", "]", "}", "")
 
 
-class _Lark:
-    """Reads the rules of a grammar, lexeme by lexeme; the last one is empty."""
+class Lark:
+    """A Lark grammar that llguidance takes. Raises ValueError if it cannot be read, or sets what a mask cannot keep.
+
+    `endless`: the name of a rule that cannot end, though `start` leads to it; an empty text if all can.
+    `used`: the terminals in its rules, by name or as an expression; those of grammars within it are left out.
+    """
 
     def __init__(self, text: str) -> None:
-        self._lexemes: list[tuple[str, str]] = []  # (kind, text)
+        self._lexemes: list[tuple[str, str]] = []  # (kind, text); the last one is empty
         self._at = 0
+        self._definitions: list[str] = []  # of terminals
+        self._used = dict[str, None]()
         at, decoder = 0, json.JSONDecoder()
         while at < len(text):
             if (found := _LEXEME.match(text, at)) is None:
                 raise ValueError(f"cannot read {text[at : at + 20]!r}")
-            kind, lexeme, at = str(found.lastgroup), found[0], found.end()
+            kind, lexeme, begun, at = str(found.lastgroup), found[0], at, found.end()
             if lexeme in ("%json", "%regex", "%llguidance"):
                 value, at = decoder.raw_decode(text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
                 kind = "endless" if lexeme == "%json" and endless_schema(value) else "terminal"
             if kind != "skip" and lexeme != "%llguidance":
-                self._lexemes.append((kind, lexeme))
+                self._lexemes.append((kind, text[begun:at]))
         self._lexemes.append(("end", ""))
+        self.endless = self._grammar()
+        self.used = list(self._used)
 
-    def endless(self) -> str:
-        """The name of an endless rule of the grammar that begins here."""
+    def chooser(self) -> str:
+        """A grammar whose texts are the number of a terminal of `used`, in six digits, and a text of that terminal."""
+        choices = (f'"{i:06}" {terminal}' for i, terminal in enumerate(self.used))
+        return "\n".join([*self._definitions, "start: " + "\n  | ".join(choices)])
+
+    def _grammar(self) -> str:
+        """Reads the grammar that begins here; returns the name of an endless rule."""
         rules: dict[str, Node] = {}
         while self._next not in ("}", ""):
             kind, name = self._lexemes[self._at]
+            begun = self._at
             if kind in ("rule", "terminal"):
-                begun = self._at
                 self._skip_to(":")
                 if ("rule", "temperature") in self._lexemes[begun : self._at]:
                     raise ValueError(f"{name} sets a temperature, which only --temp does")
                 self._at += 1
+                known = dict(self._used)
                 rules[name.lstrip("!?")] = self._alternatives()
+                if kind == "terminal":
+                    self._used = known
+                    self._definitions.append(" ".join(lexeme for _, lexeme in self._lexemes[begun : self._at]))
             elif kind == "sign":  # a statement
                 self._skip_to("\n")
             else:
@@ -241,7 +250,10 @@ class _Lark:
             return node
         if lexeme == "%lark":
             self._take("{")
-            node = None if self.endless() else ()
+            known = self._used, self._definitions
+            self._used, self._definitions = {}, []
+            node = None if self._grammar() else ()
+            self._used, self._definitions = known
             self._take("}")
             return node
         if kind == "rule":
@@ -252,6 +264,8 @@ class _Lark:
                     self._skip_to(")", "]")
                     self._at += 1
             return lexeme
+        if kind == "terminal" and lexeme[0] not in '"<@%':
+            self._used[lexeme] = None
         return None if kind == "endless" else ()
 
     def _repeated(self, node: Node) -> Node:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.base import child
 from specllama.base.errors import BackendError, UsageError
 from specllama.base.text import counted, figure
-from specllama.chat.endless import endless_rule, endless_schema
+from specllama.chat.endless import Lark, endless_schema
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -219,12 +219,44 @@ def _grammar_rules(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def _endless_part(kind: str, text: str) -> str:
+def _dead_terminal(grammar: Lark) -> str:
+    """A terminal that no text fits; an empty text without one."""
+    from llguidance import LLMatcher
+
+    rules = LLMatcher.grammar_from_lark(grammar.chooser())
+    matcher = LLMatcher(_byte_tokenizer(), rules, log_level=0, limits=limits())
+    for i, terminal in enumerate(grammar.used):
+        matcher.reset()
+        matcher.try_consume_tokens(list(f"{i:06}".encode()))
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return terminal if "NoExtension" in matcher.get_error() else ""
+    return ""
+
+
+def _require_whole(name: str, kind: str, text: str) -> None:
+    """Raises UsageError for a part that cannot end or a terminal that nothing fits, although other parts are well."""
     from llguidance.gbnf_to_lark import any_to_lark
 
+    endless = dead = ""
     if kind == JSON_SCHEMA:
-        return endless_schema(json.loads(text))
-    return endless_rule(any_to_lark(text)) if kind == GRAMMAR else ""
+        endless = endless_schema(json.loads(text))
+    elif kind == GRAMMAR:
+        try:
+            grammar = Lark(any_to_lark(text))
+        except ValueError as error:
+            raise UsageError(f"{name} cannot be used: {error}", hint=_HINTS[kind]) from None
+        endless, dead = grammar.endless, _dead_terminal(grammar)
+    if endless:
+        raise UsageError(
+            f"{name} has a part that no text can end: {endless[:SHOWN]}",
+            hint="give it an alternative without itself, or make it optional",
+        )
+    if dead:
+        raise UsageError(
+            f"{name} has a part that no text fits: {dead[:SHOWN]}",
+            hint="look for expressions that contradict each other",
+        )
 
 
 def _regex_rules(text: str) -> str:
@@ -261,15 +293,7 @@ def _require_usable(name: str, kind: str, text: str, rules: str) -> None:
     _, found = LLMatcher.validate_grammar_with_warnings(rules, limits=limits())
     if found:  # warnings as well: a keyword that is ignored would be a promise that is not kept
         raise UsageError(f"{name} cannot be used: {_described(found[0])}", hint=_HINTS[kind])
-    try:
-        part = _endless_part(kind, text)
-    except ValueError as error:
-        raise UsageError(f"{name} cannot be used: {error}", hint=_HINTS[kind]) from None
-    if part:
-        raise UsageError(
-            f"{name} has a part that no text can end: {part}",
-            hint="give it an alternative without itself, or make it optional",
-        )
+    _require_whole(name, kind, text)
     matcher = LLMatcher(_byte_tokenizer(), rules, log_level=0, limits=limits())
     matcher.compute_bitmask()
     if not matcher.is_error() and (forced := matcher.compute_ff_bytes()):

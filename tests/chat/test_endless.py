@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specllama.base.errors import UsageError
-from specllama.chat.endless import endless_rule, endless_schema
+from specllama.chat.endless import Lark, endless_schema
 from specllama.chat.format import format_of
 
 A = {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}}
@@ -64,7 +64,7 @@ def test_grammars_with_an_end_are_taken(case: str) -> None:
 )  # fmt: skip
 def test_a_rule_without_an_end_is_found_behind_any_operator(part: str, lark: str) -> None:
     """Prevents: an answer that goes on for ever because the model chose the other alternative."""
-    assert endless_rule(lark) == part
+    assert Lark(lark).endless == part
     with pytest.raises(UsageError) as caught:
         format_of("grammar", lark)
     assert part in str(caught.value)
@@ -99,6 +99,21 @@ def test_parts_that_no_answer_has_do_not_count() -> None:
     """Prevents: a schema refused because of a definition that it does not use."""
     for node in ({"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 0}, {"const": A}):
         assert endless_schema({**node, "$defs": A}) == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "lark"),
+    [
+        ("D", 'start: "a" D | "b"\nD: /a/ & /b/'),
+        ("/[^\\s\\S]x/", 'start: "a" x?\nx: A /[^\\s\\S]x/\nA: "q"\n  | /a|[^\\s\\S]/'),
+        ("B", 'start: A B?\nA: %regex {"substring_words": "a b"}\nB: /[a-z]*/ & ~/(?s:.*)/ // none\n'),
+    ],
+)
+def test_a_terminal_that_no_text_fits_is_found_before_an_answer_comes_to_it(part: str, lark: str) -> None:
+    """Prevents: an error in the middle of an answer."""
+    with pytest.raises(UsageError) as caught:
+        format_of("grammar", lark)
+    assert str(caught.value).endswith(part)
 
 
 @pytest.mark.parametrize("attribute", ['stop="q"', "max_tokens=3", "temperature=0.5"])
