@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from specllama.base.errors import UsageError
 
 AUTO = "auto"  # the program decides
+ROLLBACKS = ("truncation", "window", "kept", "saved", "device")  # see llama/rollback.py
 
 MAX_DRAFT = 64
 MIN_CTX, MAX_CTX = 16, 2**31 - 1  # llama.cpp counts in 32 bits

@@ -61,8 +61,12 @@ class Wishes:
 
 def differences(load: Load, loads: Sequence[Load]) -> list[str]:
     """The values of `load` in the fields that differ between the loads."""
-    words = (("t", "n_threads"), ("ctk", "type_k"), ("ctv", "type_v"), ("ctkd", "type_k_draft"))
-    return [f"{word}={getattr(load, name)}" for word, name in words if len({getattr(one, name) for one in loads}) > 1]
+    words = {"t": "n_threads", "ctk": "type_k", "ctv": "type_v", "ctkd": "type_k_draft", "rollback": "rollback"}
+    return [
+        f"{word}={getattr(load, name)}"
+        for word, name in words.items()
+        if len({getattr(one, name) for one in loads}) > 1
+    ]
 
 
 def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, str, str]]:

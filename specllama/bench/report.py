@@ -41,6 +41,7 @@ class Load:
     type_k: str = "f16"
     type_v: str = "f16"
     type_k_draft: str = "f16"
+    rollback: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

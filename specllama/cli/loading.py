@@ -65,6 +65,7 @@ def hardware_of(options: HardwareOptions) -> Hardware:
         type_v_draft=options.cache_type_v_draft,
         flash_attn=options.flash_attn,
         kernels=options.kernels,
+        rollback=options.rollback,
     )
 
 

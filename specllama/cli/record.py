@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specllama import __version__
+from specllama.base.jsonable import to_plain
 from specllama.chat.format import AnswerFormat
 from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
@@ -55,6 +56,7 @@ def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
         "n_threads_batch": model.plan.n_threads_batch,
         "n_gpu_layers": model.plan.n_gpu_layers,
         "kernel_path": KernelPath.of(model.plan).name,
+        "rollback": to_plain(model.way_back),
     }
 
 

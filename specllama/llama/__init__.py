@@ -13,6 +13,7 @@ from specllama.llama.model import (
     read_header,
     requantize,
     set_log,
+    way_back,
 )
 from specllama.llama.slots import LlamaSlots
 from specllama.llama.vocab import Vocabulary
@@ -36,4 +37,5 @@ __all__ = [
     "read_header",
     "requantize",
     "set_log",
+    "way_back",
 ]

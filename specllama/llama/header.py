@@ -48,6 +48,10 @@ _KEEPING = (
     "qwen4exp", "deepseek4",
 )  # fmt: skip
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
+# One layer of so many has full attention (`load_swa_pattern` in llama.cpp's models), unless the file names them.
+_WINDOWS = {
+    "gemma2": 2, "gpt-oss": 2, "cohere2": 4, "exaone-moe": 4, "olmo2": 4, "gemma3n": 5, "gemma3": 6, "gemma4": 6,
+}  # fmt: skip
 _PARTS_OF_MODELS = {
     "clip": "the image or sound encoder of a multimodal model",
     "eagle3": "a drafting head for another model",
@@ -229,18 +233,32 @@ def state_bytes(header: Header) -> int:
     return 4 * header.n_layer * max(numbers)
 
 
+def keeps_states(header: Header) -> bool:
+    """True if llama.cpp keeps the last states of this architecture."""
+    return header.architecture in _KEEPING
+
+
+def window_layers(header: Header) -> tuple[bool, ...]:
+    """Which layers have a sliding window, of the architectures whose cache can be that of the window.  (n_layer,)"""
+    period, key = _WINDOWS.get(header.architecture, 0), f"{header.architecture}.attention.sliding_window_pattern"
+    if not (header.n_swa and period):
+        return (False,) * header.n_layer
+    if header.gguf.count(key) is not None:
+        named = header.gguf.numbers(key)
+        return tuple(named is not None and index < len(named) and bool(named[index]) for index in range(header.n_layer))
+    period = header.gguf.integer(key, default=period)
+    return tuple(not period or index % period < period - 1 for index in range(header.n_layer))
+
+
 def n_kept_states(header: Header, max_block: int) -> int:
     """States beside the last one that llama.cpp keeps, as many as memory allows of those that a block can lose."""
-    if header.architecture not in _KEEPING:
+    if not keeps_states(header):
         return 0
     return min(max_block - 1, _MOST_KEPT_BYTES // max(state_bytes(header), 1))
 
 
 def memory_kind(header: Header) -> str:
-    """The kind of memory, for reports: "recurrent, ...", "hybrid, ...", "window of 1024 tokens", "dense"."""
-    if has_states(header):
-        way = "kept" if header.architecture in _KEEPING else "saved"
-        return f"{_kind_of(header)}, rolls back by {way} states"
+    """The kind of memory, for reports: "recurrent", "hybrid", "window of 1024 tokens", "dense"."""
     return _kind_of(header) or (f"window of {figure(header.n_swa)} tokens" if header.n_swa else "dense")
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from specllama.base.cpu import usable_cpus
+from specllama.base.disk import size_text
 from specllama.base.errors import UsageError
+from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE, PACKED
 from specllama.llama.header import PLAIN_TYPES, Header, has_states, n_kept_states
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, need_for, require_memory
+from specllama.llama.rollback import KEPT, TRUNCATION, WAYS, WINDOW
+from specllama.llama.ways import ASKED, WayBack, by_kind, possible
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
 _KV_BLOCKS = {each.name: each.n_values for each in TYPES.values() if each.name in KV_TYPE_BYTES}  # 1 = not quantized
@@ -48,6 +52,7 @@ class LoadOptions:
     max_block: int = 33  # longest eval: the draft and the pending token
     max_leaves: int = 1  # most leaves of a tree; 1 = chains only
     use_mmap: bool | None = None  # None = unless that keeps weights twice
+    rollback: str = AUTO  # of ROLLBACKS, for models that have it
 
     @property
     def n_outputs(self) -> int:
@@ -77,6 +82,7 @@ class LoadPlan:
     on_gpu: float  # share of the model in memory that only the GPU has
     max_block: int
     n_lines: int  # llama.cpp's sequences, one for each leaf of a tree
+    way_back: WayBack
     n_kept_states: int  # of recurrent layers before the last one, if the architecture keeps them
     use_mmap: bool
     use_extra_bufts: bool
@@ -92,15 +98,18 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     Raises UsageError for invalid options and MemoryShort if the model does not fit.
     """
     check_options(header, options)
-    kv = {"type_k": options.type_k, "type_v": options.type_v}
-    n_more = bytes_beyond_file(header, options, extra)
+    wish: dict[str, Any] = {"type_k": options.type_k, "type_v": options.type_v, "n_outputs": options.n_outputs}
+    wish["n_more"] = bytes_beyond_file(header, options, extra)
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
-    n_ctx = options.n_ctx
-    if n_ctx == 0:
-        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.n_outputs, n_more=n_more, **kv)
+    ways = possible(header, trees=options.max_leaves > 1)
+    asked = (options.rollback,) if options.rollback in ways else ()
+    smallest = (asked or tuple(way for way in ways if way == WINDOW) or ways)[0]
+    n_ctx = options.n_ctx or fit_context(header, room, n_ubatch=options.n_ubatch, way_back=smallest, **wish)
     n_batch = min(options.n_batch, n_ctx)
     n_ubatch = min(options.n_ubatch, n_batch)
-    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.n_outputs, n_more=n_more, **kv)
+    needs = {way: need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, way_back=way, **wish) for way in asked or ways}
+    way_back = _way_back(needs, room, is_asked=bool(asked))
+    need = needs[way_back.way]
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     require_memory(header.path.name, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -115,7 +124,8 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         on_gpu=on_gpu,
         max_block=min(options.max_block, n_batch),
         n_lines=1 if has_states(header) else options.max_leaves,
-        n_kept_states=n_kept_states(header, min(options.max_block, n_ubatch)),
+        way_back=way_back,
+        n_kept_states=n_kept_states(header, min(options.max_block, n_ubatch)) if way_back.way == KEPT else 0,
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         kernels=options.kernels and BUFFER_TYPE in extra,
@@ -164,8 +174,29 @@ def plan_slots(
     fewer = "fewer requests at once (--parallel)"
     require_memory(what, int(need.total * (1.0 - loaded.on_gpu)), free, n_ctx, fewer)
     return replace(
-        loaded, n_ctx=n_cells, n_batch=n_cells, n_ubatch=max_rows, max_block=max_rows, n_lines=n_lines, need=need
+        loaded,
+        n_ctx=n_cells,
+        n_batch=n_cells,
+        n_ubatch=max_rows,
+        max_block=max_rows,
+        n_lines=n_lines,
+        way_back=by_kind(TRUNCATION),
+        need=need,
     )
+
+
+def _way_back(needs: Mapping[str, MemoryNeed], room: int, *, is_asked: bool) -> WayBack:
+    """The way to prefer, unless memory decides: a whole cache takes back any number of tokens, and serves trees."""
+    first = next(iter(needs))
+    if is_asked:
+        return WayBack(first, ASKED)
+    if WINDOW not in needs:
+        return by_kind(first)
+    whole, window = needs[TRUNCATION], needs[WINDOW]
+    sizes = f"the whole cache takes {size_text(whole.kv)}, that of the window {size_text(window.kv)}"
+    if whole.total <= room or window.kv >= whole.kv:
+        return WayBack(TRUNCATION, sizes)
+    return WayBack(WINDOW, f"{sizes}; {size_text(room)} are free")
 
 
 def _spoiled_by_amx(header: Header, extra: tuple[str, ...]) -> bool:
@@ -198,6 +229,8 @@ def check_options(header: Header, options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= 1024):
             raise UsageError(f"{name} is {value}, expected a whole number from 1 to 1024")
+    if options.rollback not in (AUTO, *WAYS):
+        raise UsageError(f"rollback is {options.rollback!r}, expected {AUTO}, {', '.join(WAYS)}")
     if options.flash_attn not in ("auto", "on", "off"):
         raise UsageError(f"flash_attn is {options.flash_attn!r}, expected on, off or auto")
     layers = options.n_gpu_layers

@@ -11,8 +11,8 @@ import psutil
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.files.gguf_header import TYPES
-from specllama.llama.header import Header, n_kept_states, state_bytes
-from specllama.llama.rollback import MOST_SAVED
+from specllama.llama.header import Header, n_kept_states, state_bytes, window_layers
+from specllama.llama.rollback import KEPT, MOST_SAVED, WINDOW
 
 # The types of a KV cache: ggml's number, and bytes per number.
 _BY_NAME = {each.name: (number, each.n_bytes / each.n_values) for number, each in TYPES.items()}
@@ -38,11 +38,22 @@ class MemoryNeed:
         return self.weights + self.kv + self.compute + self.vocabulary
 
 
-def kv_bytes(header: Header, n_ctx: int, type_k: str, type_v: str) -> int:
-    """Size of the KV cache in bytes; layers with a sliding window also keep the full context, for rollback."""
-    n_cells = -(-n_ctx // CELL_STEP) * CELL_STEP
+def kv_bytes(header: Header, n_ctx: int, type_k: str, type_v: str, *, n_window: int = 0) -> int:
+    """Size of the KV cache in bytes. `n_window`: cells of layers with a sliding window, 0 = those of the others."""
+    n_cells = _whole(n_ctx)
+    n_few = min(n_window or n_cells, n_cells)
     per_head = header.key_length * _type_bytes(type_k) + header.value_length * _type_bytes(type_v)
-    return int(n_cells * sum(header.n_head_kv) * per_head)
+    layers = zip(header.n_head_kv, window_layers(header), strict=False)
+    return int(per_head * sum(n_heads * (n_few if has_window else n_cells) for n_heads, has_window in layers))
+
+
+def window_cells(header: Header, n_ubatch: int) -> int:
+    """Cells of a cache of the window alone; 0 without such layers. As in `llama-kv-cache-iswa.cpp`."""
+    return _whole(header.n_swa + n_ubatch) if any(window_layers(header)) else 0
+
+
+def _whole(n_cells: int) -> int:
+    return -(-n_cells // CELL_STEP) * CELL_STEP
 
 
 def compute_bytes(header: Header, n_ctx: int, n_ubatch: int, n_outputs: int) -> int:
@@ -72,12 +83,14 @@ def need_for(
     type_k: str = "f16",
     type_v: str = "f16",
     n_more: int = 0,
+    way_back: str = KEPT,
 ) -> MemoryNeed:
     """The memory of a model with a context of `n_ctx` tokens. `n_more`: bytes of weights beyond the file's."""
-    n_states = 1 + MOST_SAVED + n_kept_states(header, min(n_outputs, n_ubatch))
+    n_states = 1 + MOST_SAVED + (n_kept_states(header, min(n_outputs, n_ubatch)) if way_back == KEPT else 0)
+    n_window = window_cells(header, n_ubatch) + header.n_swa if way_back == WINDOW else 0  # one window is saved
     return MemoryNeed(
         weights=header.n_weight_bytes + n_more,
-        kv=kv_bytes(header, n_ctx, type_k, type_v) + n_states * state_bytes(header),
+        kv=kv_bytes(header, n_ctx, type_k, type_v, n_window=n_window) + n_states * state_bytes(header),
         compute=compute_bytes(header, n_ctx, n_ubatch, n_outputs),
         vocabulary=_TOKEN_BYTES * header.n_vocab,
     )

@@ -7,13 +7,14 @@ with a length that is always known, also after an error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from specllama.base.errors import BackendError, ContextFull, RollbackRefused
+from specllama.base.clock import perf_counter
+from specllama.base.errors import BackendError, ContextFull, MemoryShort, RollbackRefused
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps, require_chain
@@ -45,9 +46,20 @@ from specllama.llama.open import (
     refuse_kind,
 )
 from specllama.llama.quantize import quantize
-from specllama.llama.rollback import MOST_AGAIN, Rollback, SavedStates, Truncation
+from specllama.llama.rollback import (
+    DEVICE,
+    KEPT,
+    MOST_AGAIN,
+    SAVED,
+    WINDOW,
+    Rollback,
+    SavedStates,
+    Truncation,
+    WindowCache,
+)
 from specllama.llama.tree import Growth, Tree, TreeLines
 from specllama.llama.vocab import Vocabulary
+from specllama.llama.ways import ASKED, N_REJECTED, N_ROWS, N_STEPS, MeasuredWays, WayBack, by_kind, compared, possible
 
 _EVERY = -1  # sequence
 _WIDE = 6  # rows of the test of our kernels
@@ -87,6 +99,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         type_k=wish.type_k,
         type_v=wish.type_v,
         n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
+        way_back=wish.rollback if wish.rollback in (ways := possible(model, trees=wish.max_leaves > 1)) else ways[0],
     )
 
 
@@ -101,20 +114,67 @@ def load(
     wish = options or LoadOptions()
     about = _opened(model)
     refuse_architecture(about)
-    plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types(kernels=wish.kernels))
+    free, gpu, extra = memory_free(), _gpu_memory(), extra_buffer_types(kernels=wish.kernels)
+
+    def planned(rollback: str) -> LoadPlan:
+        return plan_load(about, replace(wish, rollback=rollback), free=free, gpu=gpu, extra=extra)
+
+    plan = planned(wish.rollback)
     prove(about)
     native = load_model(about, plan, progress)
     try:
         refuse_kind(native, about)
-        open_context(native, about, plan)
-        loaded = LlamaModel(native, about, plan)
-        loaded.probe_rollback()
+        loaded = _cheapest(native, about, plan, planned)
         if wish.max_leaves > 1:
             loaded.probe_tree()
     except BaseException:
         native.close()
         raise
     return loaded
+
+
+def way_back(model: Header, options: LoadOptions | None = None) -> WayBack:
+    """The way back that `load` takes, as far as that is known without loading. Raises UsageError."""
+    wish = options or LoadOptions()
+    gpu, extra = _gpu_memory(), extra_buffer_types(kernels=wish.kernels)
+    try:
+        plan = plan_load(model, wish, free=memory_free(), gpu=gpu, extra=extra)
+    except MemoryShort:
+        plan = plan_load(model, wish, free=sys.maxsize, gpu=gpu, extra=extra)
+    return _known(model, plan) or plan.way_back
+
+
+def _cheapest(native: Native, about: Header, plan: LoadPlan, planned: Callable[[str], LoadPlan]) -> LlamaModel:
+    """The model with a context for the cheapest way back; ways that can be compared are measured once."""
+
+    def opened(plan: LoadPlan) -> LlamaModel:
+        open_context(native, about, plan)
+        model = LlamaModel(native, about, plan)
+        model.probe_rollback()
+        return model
+
+    ways, last = _compared(about, plan), None
+    choice = _known(about, plan)
+    if ways and choice is None and plan.max_block >= N_ROWS and plan.n_ctx >= _N_REHEARSED:
+        step_s = {}
+        for way in reversed(ways):  # the one to prefer last: it often stays
+            last = opened(planned(way))
+            step_s[way] = last.step_with_rejections()
+        choice = MeasuredWays(about, ways).keep(step_s)
+    choice = choice or plan.way_back
+    if last is None or last.way_back.way != choice.way:
+        last = opened(planned(choice.way))
+    last.way_back = choice
+    return last
+
+
+def _compared(about: Header, plan: LoadPlan) -> tuple[str, ...]:
+    return () if plan.way_back.why == ASKED else compared(about, on_gpu=plan.n_gpu_layers > 0)
+
+
+def _known(about: Header, plan: LoadPlan) -> WayBack | None:
+    ways = _compared(about, plan)
+    return MeasuredWays(about, ways).choice() if ways else None
 
 
 def prove(*models: Header) -> None:
@@ -219,7 +279,7 @@ class LlamaModel(Context):
         self._text: list[int] = []  # the tokens in llama.cpp's memory, then the held ones
         self._tree: Tree | None = None  # of the last eval; a model for chains keeps none
         self._lines = TreeLines(0, plan.n_lines)
-        self._rollback = _way_back(native, self._memory)
+        self._rollback, self.way_back = _way_back(native, self._memory, plan)
         self.header = about
         self.architecture = about.architecture
         self.chat_template = about.chat_template
@@ -229,7 +289,6 @@ class LlamaModel(Context):
         self.n_params: int = lib.llama_model_n_params(model)
         self.n_bytes: int = lib.llama_model_size(model)
         self.description = describe(native, self.n_params)
-        self.way_back = self._rollback.way
         self.caps = Caps(max_block=plan.max_block, n_again=self._rollback.n_again)
         self.no_tree = ""  # why trees, though asked for, cannot be evaluated
 
@@ -305,7 +364,7 @@ class LlamaModel(Context):
         """See `types.Resuming`: a state may have to be computed again from the last saved one on."""
         if length >= self._n_decoded:
             return length
-        nearest = self._rollback.nearest(self._n_decoded, length)
+        nearest = self._rollback.nearest(self._call, self._n_decoded, length)
         return length if length - nearest <= MOST_AGAIN else nearest
 
     def expect_return(self, tokens: Sequence[int]) -> None:
@@ -466,6 +525,19 @@ class LlamaModel(Context):
         after = self.eval(block[-1:])[0]
         return bool(np.abs(after - before).max() <= _ROUNDING * before.std())
 
+    def step_with_rejections(self) -> float:
+        """Seconds of the fastest of some steps of N_ROWS rows whose last N_REJECTED are rejected."""
+        block = [token % self.vocab_size for token in range(N_ROWS)]
+        took = []
+        for _ in range(1 + N_STEPS):
+            began = perf_counter()
+            self.eval(block)
+            self.truncate(self.length - N_REJECTED)
+            took.append(perf_counter() - began)
+        self._clear()
+        self.busy_s = 0.0
+        return min(took[1:])
+
     def probe_tree(self) -> None:
         """Set `caps.tree` if two siblings do not see each other; else `no_tree` says why."""
         chains, self.no_tree = self.caps, self._rollback.no_tree or why_no_tree(self.header, self.plan.max_block)
@@ -487,11 +559,15 @@ class LlamaModel(Context):
         self.busy_s = 0.0
 
 
-def _way_back(native: Native, memory: object) -> Rollback:
-    lib, pointers = native.pointers.lib, native.pointers
+def _way_back(native: Native, memory: object, plan: LoadPlan) -> tuple[Rollback, WayBack]:
+    lib, pointers, way = native.pointers.lib, native.pointers, plan.way_back
     if lib.llama_model_is_recurrent(pointers.model) or lib.llama_model_is_hybrid(pointers.model):
-        return SavedStates(pointers.context, memory, lib.llama_n_rs_seq(pointers.context))
-    return Truncation(memory)
+        n_kept = lib.llama_n_rs_seq(pointers.context)
+        states = SavedStates(pointers.context, memory, n_kept=n_kept, on_device=way.way == DEVICE)
+        return states, way if way.way in (KEPT, SAVED, DEVICE) else by_kind(SAVED)
+    if way.way == WINDOW:
+        return WindowCache(pointers.context, memory, lib.llama_model_n_swa(pointers.model)), way
+    return Truncation(memory), way
 
 
 def _gpu_memory() -> GpuMemory:

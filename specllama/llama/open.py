@@ -22,6 +22,7 @@ from specllama.llama.bindings import bindings, log, own_kernels
 from specllama.llama.header import Header, not_left_to_right
 from specllama.llama.load_plan import LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
+from specllama.llama.rollback import WINDOW
 
 _loading = Lock()
 T = TypeVar("T")
@@ -103,8 +104,9 @@ def refuse_kind(native: Native, about: Header) -> None:
 
 
 def open_context(native: Native, about: Header, plan: LoadPlan) -> None:
-    """Open a context on a loaded model. Raises MemoryShort and BackendError."""
+    """Open a context on a loaded model, in place of that it has. Raises MemoryShort and BackendError."""
     lib = native.pointers.lib
+    _free_context(native.pointers)
     params = lib.llama_context_default_params()
     params.n_ctx = plan.n_ctx
     params.n_batch = plan.n_batch
@@ -119,7 +121,7 @@ def open_context(native: Native, about: Header, plan: LoadPlan) -> None:
     params.type_k = KV_TYPE_NUMBERS[plan.options.type_k]
     params.type_v = KV_TYPE_NUMBERS[plan.options.type_v]
     params.kv_unified = True
-    params.swa_full = True  # a cache of the window alone cannot be rolled back across its edge
+    params.swa_full = plan.way_back.way != WINDOW
     params.no_perf = True
     log.clear()
     native.pointers.context = lib.llama_init_from_model(native.pointers.model, params)
@@ -250,10 +252,15 @@ def _free(pointers: Pointers) -> None:
     if pointers not in _alive or not _alive.isdisjoint(others) or not _stop(pointers):
         return  # a leak is better than a crash
     _alive.discard(pointers)
-    if pointers.context is not None:
-        pointers.lib.llama_free(pointers.context)
+    _free_context(pointers)
     if pointers.owner is None:
         pointers.lib.llama_model_free(pointers.model)
+
+
+def _free_context(pointers: Pointers) -> None:
+    context, pointers.context = pointers.context, None
+    if context is not None:
+        pointers.lib.llama_free(context)
 
 
 def _leave() -> None:

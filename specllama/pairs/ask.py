@@ -51,6 +51,7 @@ class Hardware:
     type_v_draft: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
     kernels: Literal["auto", "on", "off"] = "auto"  # our CPU kernels; on = an error without them
+    rollback: str = AUTO  # of ranges.ROLLBACKS, for models that have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,11 @@ def check_pair(
 def _side(one: Candidate, n_ctx: int, own: int) -> Side:
     """`n_ctx`: the context asked for; `own`: the context that this model is loaded with."""
     header = one.header
-    need = llama.memory_needed(header, replace(one.options, n_ctx=own)) if header.n_weight_bytes else None
-    return Side(header, header.n_params, need, n_ctx)
+    options = replace(one.options, n_ctx=own)
+    if not header.n_weight_bytes:
+        return Side(header, header.n_params, None, n_ctx)
+    need, way_back = llama.memory_needed(header, options), llama.way_back(header, options)
+    return Side(header, header.n_params, need, n_ctx, way_back)
 
 
 def _token_rows(target: Header, draft: Header, strategy: str) -> tuple[CheckRow, ...]:

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from specllama.kernels import build as kernel_build
 from specllama.llama import BuildInfo, LoadOptions, crash_test, tested_kernels
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.load_plan import physical_cores
+from specllama.llama.ways import WayBack
 from specllama.pairs import profile as profiles
 
 _GPU_BUILDS = {"NVIDIA": "-DGGML_CUDA=on", "Apple": "-DGGML_METAL=on"}  # arguments for CMake
@@ -85,7 +87,8 @@ def look() -> Checkup:
     findings.append(about_cache(user_cache_path("specllama")))
     if catalog is not None:
         findings += [about_memory(catalog, memory_free), *about_models(catalog, models, disk_free)]
-        findings += _look_at_tuning(catalog, models) if build is not None else []
+        if build is not None:
+            findings += [*_look_at_tuning(catalog, models), *about_rollback(_ways_back(models))]
     return Checkup(
         findings=tuple(findings),
         cpu=cpu,
@@ -252,6 +255,23 @@ def _look_at_tuning(catalog: Catalog, models: Mapping[str, Path]) -> list[Findin
         return []
     found = profiles.find(profiles.ProfileKey(target, LoadOptions(), draft, LoadOptions()))
     return [about_tuning(pair.name, found)]
+
+
+def about_rollback(ways: Mapping[str, WayBack]) -> list[Finding]:
+    """How each model removes rejected tokens, and why."""
+    names: dict[WayBack, list[str]] = {}
+    for name, way in ways.items():
+        names.setdefault(way, []).append(name)
+    found = "; ".join(f"{', '.join(some)}: {way.text} ({way.why})" for way, some in names.items())
+    return [Finding("rollback", Level.OK, found)] if found else []
+
+
+def _ways_back(models: Mapping[str, Path]) -> dict[str, WayBack]:
+    found = {}
+    for name, path in models.items():
+        with suppress(SpecllamaError, OSError):  # `models verify` names a damaged file
+            found[name] = llama.way_back(llama.read_header(path))
+    return found
 
 
 def _gpu_on_board(cpu: Cpu) -> str:

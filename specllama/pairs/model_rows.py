@@ -13,6 +13,7 @@ from specllama.base.errors import UnsupportedModel
 from specllama.base.text import counted, figure
 from specllama.llama.header import Header, memory_kind, refuse_architecture
 from specllama.llama.memory import MemoryNeed
+from specllama.llama.ways import WayBack
 from specllama.pairs.report import MEASURE, CheckRow, RowMark, warned
 
 # A draft with more than a quarter of the target's bytes is slow, one with less than a hundredth is seldom accepted.
@@ -34,6 +35,7 @@ class Side:
     n_params: int
     need: MemoryNeed | None  # None = the file has no weights
     n_ctx: int  # the context asked for; 0 = the training context, as far as memory allows
+    way_back: WayBack | None = None  # None = the file has no weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def model_rows(target: Side, draft: Side, machine: MachineMemory) -> tuple[Check
         _family_row(target.header, draft.header),
         _tuning_row(target.header, draft.header),
     ]
+    if target.way_back and draft.way_back:
+        rows.append(_rollback_row(target.way_back, draft.way_back))
     if target.need is None or draft.need is None:
         rows.append(_no_weights_row(target, draft))
     else:
@@ -117,6 +121,12 @@ def _context_row(target: Side, draft: Side) -> CheckRow:
         )
         remedy = "use a draft with a longer context for texts of this length"
     return warned("context", (f"{figure(ours)} trained", f"{figure(theirs)} trained"), reason, remedy)
+
+
+def _rollback_row(target: WayBack, draft: WayBack) -> CheckRow:
+    whys = dict.fromkeys((target.why, draft.why))
+    why = target.why if len(whys) == 1 else f"target: {target.why}; draft: {draft.why}"
+    return CheckRow("rollback", RowMark.PASS, target.text, draft.text, why)
 
 
 def _experts_row(target: Header, draft: Header) -> CheckRow:

@@ -17,6 +17,7 @@ from specllama.base import disk
 from specllama.base.cpu import this_cpu
 from specllama.base.disk import Seen, Silent
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
+from specllama.base.ranges import AUTO
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
@@ -191,7 +192,8 @@ class ProfileKey:
 
 
 def _wish(options: LoadOptions) -> str:
-    return json.dumps([getattr(options, name) for name in _WISHES])
+    rollback = [] if options.rollback == AUTO else [options.rollback]
+    return json.dumps([*(getattr(options, name) for name in _WISHES), *rollback])
 
 
 @dataclass(frozen=True, slots=True)

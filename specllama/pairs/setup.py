@@ -11,7 +11,7 @@ from time import monotonic
 
 from specllama import llama
 from specllama.base.disk import FetchWatch, Silent
-from specllama.base.errors import BackendError, ConfigError, Interrupted, UsageError
+from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
@@ -29,6 +29,8 @@ from specllama.files.model import Model, PairDefaults
 from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, memory, tested_kernels
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
+from specllama.llama.rollback import WINDOW
+from specllama.llama.ways import possible
 from specllama.pairs import derived
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware
@@ -348,6 +350,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         type_v=hardware.type_v,
         use_extra_bufts=build.use_extra_bufts,
         kernels=_kernels(hardware, listener),
+        rollback=hardware.rollback,
         max_block=(choice.length.longest if choice.strategy != "none" or choice.length.is_auto else 0) + 1,
         max_leaves=LEAVES if choice.strategy == TREE else 1,
     )
@@ -365,10 +368,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
             setup = replace(setup, completes=choice.measure and due)
     elif (known := profiles.find(setup.subject).profile) and known.target_path == KernelPath.of(options):
         setup = replace(setup, measured=known)
-    if choice.n_ctx == 0:
-        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
-    else:
-        _require_memory(setup)
+    setup = _within_memory(setup)
     with listener.working("testing the files"):
         llama.prove(*(file.header for file in (setup.target, setup.draft) if file is not None))
     return setup
@@ -472,6 +472,41 @@ def longest_context(setup: Setup) -> int:
     return memory.longest_context(trained, setup.memory_needed, free, setup.models_text)
 
 
+def _within_memory(setup: Setup) -> Setup:
+    """`setup` with a context that fits; both models keep only the windows of sliding layers if they do not fit whole.
+
+    Raises MemoryShort, and UsageError if neither model has the way back that the user asked for.
+    """
+    ways = {file.path.name: _ways_of(file, setup) for file in (setup.target, setup.draft) if file is not None}
+    asked = setup.target_options.rollback
+    if asked != AUTO and not any(asked in each for each in ways.values()):
+        has = "; ".join(f"{name}: {', '.join(each)}" for name, each in ways.items())
+        raise UsageError(f"no model has the way back {asked} ({has})", hint="leave --rollback out, or name another")
+    windows = replace(setup, target_options=replace(setup.target_options, rollback=WINDOW))
+    may_change = asked == AUTO and any(WINDOW in each for each in ways.values())
+    if setup.target_options.n_ctx == 0:
+        try:
+            n_ctx = longest_context(setup)
+        except MemoryShort:
+            if not may_change:
+                raise
+            n_ctx = -1
+        if may_change and 0 != n_ctx < (longer := longest_context(windows)):
+            setup, n_ctx = windows, longer
+        return replace(setup, target_options=replace(setup.target_options, n_ctx=n_ctx))
+    try:
+        _require_memory(setup)
+    except MemoryShort:
+        if not may_change:
+            raise
+        _require_memory(setup := windows)
+    return setup
+
+
+def _ways_of(file: File, setup: Setup) -> tuple[str, ...]:
+    return possible(file.header, trees=setup.target_options.max_leaves > 1)
+
+
 def _require_memory(setup: Setup) -> None:
     """Raise MemoryShort if target and draft do not fit together. With GPU offload the loader checks each model."""
     n_ctx = setup.target_options.n_ctx
@@ -555,7 +590,8 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
     for role, model in (("target", target), ("draft", draft)):
         if model is not None:
             size = f"{counted(model.n_ctx, 'token')} of context"
-            listener.detail(f"{role}: {model.path} ({model.description}, {size}, rolls back by {model.way_back})")
+            back = f"rolls back by {model.way_back.text}: {model.way_back.why}"
+            listener.detail(f"{role}: {model.path} ({model.description}, {size}); {back}")
             for warning in model.warnings:
                 listener.warn(warning)
             if model.no_tree:

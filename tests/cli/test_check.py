@@ -128,10 +128,14 @@ def test_a_recurrent_pair_fits_and_the_report_says_how_it_rolls_back(specllama: 
     """Prevents: a refusal of models that saved states serve."""
     target, draft = (tiny.write_model(tmp_path / f"{a}.gguf", arch=a, vocabulary=BASE) for a in ("mamba", "lfm2"))
     result = check(specllama, target, draft, "--json")
-    row = rows_of(result)["architecture"]
+    rows = rows_of(result)
+    kinds, row = rows["architecture"], rows["rollback"]
     assert (result.code, row["mark"]) == (0, "PASS")
-    assert row["target"] == "mamba, recurrent, rolls back by saved states"
-    assert row["draft"] == "lfm2, hybrid, rolls back by kept states"
+    assert (kinds["target"], kinds["draft"]) == ("mamba, recurrent", "lfm2, hybrid")
+    assert (row["target"], row["draft"]) == ("saved states", "kept states")
+    assert "not measured yet" in row["reason"]
+    tiny.load(draft, rollback="auto").close()
+    assert "measured, 5 rows" in rows_of(check(specllama, target, draft, "--json"))["rollback"]["reason"]
 
 
 def test_the_report_follows_the_files(specllama: Run, tmp_path: Path) -> None:

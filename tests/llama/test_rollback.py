@@ -27,7 +27,7 @@ from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, read_header
 from specllama.llama.header import state_bytes
-from specllama.llama.rollback import MOST_AGAIN, MOST_SAVED, SavedStates
+from specllama.llama.rollback import DEVICE, KEPT, MOST_AGAIN, MOST_SAVED, SAVED, SavedStates
 from tests import tiny, tiny_recurrent
 from tests.llama.test_model import broken
 
@@ -52,15 +52,20 @@ def path(request: pytest.FixtureRequest, folder: Path) -> Path:
 
 @pytest.fixture
 def model(path: Path) -> Iterator[LlamaModel]:
-    with tiny.load(path, n_batch=16, max_block=6) as opened:
+    with load(path, n_batch=16, max_block=6) as opened:
         yield opened
 
 
 @pytest.fixture
 def mamba(folder: Path) -> Iterator[LlamaModel]:
     path = tiny.write_model(folder / "alone.gguf", arch="mamba", n_vocab=40)
-    with tiny.load(path, max_block=6, n_ctx=512) as opened:
+    with load(path, max_block=6, n_ctx=512) as opened:
         yield opened
+
+
+def load(path: Path, **options: object) -> LlamaModel:
+    """By the states that llama.cpp keeps, if it does."""
+    return tiny.load(path, **{"rollback": KEPT, **options})
 
 
 def text_of(n: int, seed: int = 1) -> list[int]:
@@ -121,21 +126,34 @@ def test_every_pattern_of_rejections_leaves_the_state_of_a_fresh_prefill(path: P
 
 
 @pytest.mark.parametrize("arch", KEEPING)
+def test_states_that_llama_cpp_keeps_can_be_saved_instead(folder: Path, arch: str) -> None:
+    """Prevents: a measured choice between two ways, one of which was never tried with the architecture."""
+    require_every_pattern(tiny.write_model(folder / f"saved-{arch}.gguf", arch=arch, n_vocab=40), rollback=SAVED)
+
+
+@pytest.mark.parametrize("arch", ["mamba", "rwkv7", "jamba", "qwen35"])
+def test_states_on_the_device_are_those_of_a_fresh_prefill(folder: Path, arch: str) -> None:
+    """Prevents: a state on the device that a later one has replaced; here the device is the CPU."""
+    require_every_pattern(tiny.write_model(folder / f"device-{arch}.gguf", arch=arch, n_vocab=40), rollback=DEVICE)
+
+
+@pytest.mark.parametrize("arch", KEEPING)
 def test_a_long_block_goes_back_beyond_the_kept_states(
     folder: Path, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: large states that are kept only a few at a time, and a block that loses more tokens than that."""
     path = tiny.write_model(folder / f"{arch}.gguf", arch=arch, n_vocab=40)
     monkeypatch.setattr("specllama.llama.header._MOST_KEPT_BYTES", 2 * state_bytes(read_header(path)))
-    with tiny.load(path) as model:
+    with load(path) as model:
         assert model.plan.n_kept_states == 2
     require_every_pattern(path)
 
 
-def require_every_pattern(path: Path) -> None:
+def require_every_pattern(path: Path, **options: object) -> None:
     said = text_of(12)
     n_block = len(BLOCK)
-    with tiny.load(path, max_block=6) as model, tiny.load(path, max_block=6) as other:
+    with load(path, max_block=6, **options) as model, load(path, max_block=6) as other:
+        assert options.get("rollback", model.way_back.way) == model.way_back.way
         expected: dict[tuple[int, ...], FloatArray] = {}
         for pattern in product(range(n_block + 1), repeat=2):
             model.truncate(0)
@@ -158,7 +176,7 @@ def require_every_pattern(path: Path) -> None:
 def test_a_random_walk_of_drafts_plain_steps_and_cuts_keeps_the_state(path: Path) -> None:
     """Prevents: a state that is saved or thrown away at the wrong time."""
     draw, said = np.random.default_rng(3), text_of(20)
-    with tiny.load(path, n_batch=16, max_block=6) as model, tiny.load(path, n_batch=16, max_block=6) as other:
+    with load(path, n_batch=16, max_block=6) as model, load(path, n_batch=16, max_block=6) as other:
         model.feed(said[:-1])
         for step in range(50):
             drafted = text_of(int(draw.integers(0, 6)), seed=step)
@@ -177,7 +195,7 @@ def test_a_random_walk_of_drafts_plain_steps_and_cuts_keeps_the_state(path: Path
 def test_tokens_read_one_by_one_are_taken_back(path: Path) -> None:
     """Prevents: a draft model that drafts on after its own rejected tokens."""
     said = text_of(30)
-    with tiny.load(path) as draft, tiny.load(path) as other:
+    with load(path) as draft, load(path) as other:
         kept = KeptPrefix.of(draft)
         for n in range(12, 30):
             n_held = kept.rewind(said[:n])
@@ -196,7 +214,7 @@ def test_tokens_read_one_by_one_are_taken_back(path: Path) -> None:
 @pytest.mark.parametrize("role", ["target", "draft", "lookup"])
 def test_greedy_answers_with_drafts_are_those_of_plain_decoding(path: Path, role: str, tmp_path: Path) -> None:
     """Prevents: text that depends on the drafts, by a recurrent target or a recurrent draft."""
-    with tiny.load(path) as model, tiny.load(tiny.write_model(tmp_path / "m.gguf", n_vocab=40)) as partner:
+    with load(path) as model, load(tiny.write_model(tmp_path / "m.gguf", n_vocab=40)) as partner:
         target, draft = (partner, model) if role == "draft" else (model, partner)
 
         def answer(prompt: list[int], *, drafts: bool) -> tuple[list[int], int]:
@@ -223,7 +241,7 @@ def test_a_chat_with_regen_undo_and_a_full_context_is_that_of_plain_decoding(arc
     )
     wish = {"params": GREEDY, "n_predict": 12, "seed": 1}
     drafting = Settings(**wish, strategy="draft-simple", drafting=DraftSettings(length=DraftLength(3)))  # type: ignore[arg-type]
-    with tiny.load(paths[0]) as target, tiny.load(paths[1]) as draft, tiny.load(paths[0]) as other:
+    with load(paths[0]) as target, load(paths[1]) as draft, load(paths[0]) as other:
         chats = ChatSession(target, draft, drafting), ChatSession(other, settings=Settings(**wish, strategy="none"))  # type: ignore[arg-type]
         acts: list[Callable[[ChatSession], object]] = [
             *(lambda chat, i=i: list(chat.ask(f"question {i} " + "x" * 20)) for i in range(3)),  # type: ignore[misc]
@@ -387,7 +405,7 @@ def test_a_text_that_parts_from_the_last_one_is_read_from_the_nearest_state(
 def test_a_state_serves_only_its_own_text(folder: Path, arch: str, blocks: list[list[int]], lengths: list[int]) -> None:
     """Prevents: a state of an older decode, which llama.cpp takes for the one asked for."""
     path, text = tiny.write_model(folder / f"own-{arch}.gguf", arch=arch, n_vocab=40), text_of(20)
-    with tiny.load(path, max_block=6) as model:
+    with load(path, max_block=6) as model:
         model.feed(text)
         for block in blocks:
             model.eval(block)
@@ -412,7 +430,7 @@ def test_after_an_accepted_block_the_next_one_begins_with_a_save(mamba: LlamaMod
 
 def test_trees_are_refused_with_the_reason(path: Path) -> None:
     """Prevents: states for sequences that no tree can use; a tree read as if its branches followed each other."""
-    with tiny.load(path, max_leaves=4) as model:
+    with load(path, max_leaves=4) as model:
         assert (model.plan.n_lines, model.caps.tree, model.caps.max_leaves) == (1, False, 1)
         assert "recurrent" in model.no_tree
         with pytest.raises(UnsupportedModel):
@@ -421,11 +439,11 @@ def test_trees_are_refused_with_the_reason(path: Path) -> None:
 
 def test_the_memory_counts_the_states(path: Path) -> None:
     """Prevents: a context that fits without the states of the model, but not with them."""
-    with tiny.load(path, max_block=6) as model:
+    with load(path, max_block=6) as model:
         assert isinstance(model._rollback, SavedStates)
         model.feed(text_of(200))
         model.eval([1])
-        state = len(next(iter(model._rollback._saved.values())))
+        state = len(next(iter(model._rollback._saved.values())).data)
         assert model.plan.need.kv >= state * MOST_SAVED
         assert state <= state_bytes(model.header) + 1000, "no attention cells, which are not lost"
 

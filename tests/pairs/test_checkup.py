@@ -23,6 +23,7 @@ from specllama.llama.kernel_path import AS_IN_FILE, OWN
 from specllama.pairs import checkup
 from specllama.pairs.checkup import Level
 from specllama.pairs.profile import FoundProfile, Profile
+from tests import tiny
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
 BUILD = BuildInfo(
@@ -161,6 +162,23 @@ def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.Mon
     assert report["build"]["features"]["CPU.AVX2"] == "1"
     assert report["probe"]["state"] == "ok"
     assert {finding["name"] for finding in report["findings"]} >= {"llama.cpp", "decode", "CPU", "GPU", "models"}
+
+
+def test_each_model_has_its_way_back_with_the_reason(
+    sound: pytest.MonkeyPatch, tmp_path: Path, catalog: Catalog
+) -> None:
+    """Prevents: a choice between ways that nobody can look up; a damaged model that hides the others."""
+    names = list(catalog.models)
+    files = {
+        names[0]: tiny.write_model(tmp_path / "a.gguf"),
+        names[1]: tiny.write_model(tmp_path / "b.gguf", arch="gemma3", sliding_window=8),
+        names[2]: tmp_path / "missing.gguf",
+    }
+    sound.setattr(hub, "find", lambda model: files.get(model.name))
+    (found,) = (each.found for each in checkup.look().findings if each.name == "rollback")
+    assert found.startswith(f"{names[0]}: truncation (attention alone")
+    assert f"; {names[1]}: truncation (the whole cache takes" in found
+    assert names[2] not in found
 
 
 def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyPatch) -> None:

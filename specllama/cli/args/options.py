@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, sound, whole, word
+from specllama.base.ranges import AUTO, MAX_CTX, MAX_DRAFT, MIN_CTX, ROLLBACKS, sound, whole, word
 from specllama.chat.format import GRAMMAR, JSON_SCHEMA, REGEX, AnswerFormat, option_format
 from specllama.chat.named_templates import NAMED
 from specllama.chat.settings import SETTINGS, stop_string, strategies
@@ -161,6 +161,11 @@ CACHE_TYPE_V_DRAFT = Option(
 )
 KERNELS = Option("--kernels WHEN", "specllama's own CPU kernels: on, off or auto.", word("on", "off", "auto"))
 FLASH_ATTN = Option("-fa --flash-attn WHEN", "Flash attention: on, off or auto.", word("on", "off", "auto"))
+ROLLBACK = Option(
+    "--rollback WAY",
+    f"How rejected tokens are removed: auto, {', '.join(ROLLBACKS)}, for models that have the way.",
+    word(AUTO, *ROLLBACKS),
+)
 
 # output
 JSON = Option("--json", "Print one JSON object.")
@@ -321,6 +326,7 @@ class HardwareOptions:
     cache_type_v_draft: Annotated[str, CACHE_TYPE_V_DRAFT] = "f16"
     flash_attn: Annotated[Literal["on", "off", "auto"], FLASH_ATTN] = "auto"
     kernels: Annotated[Literal["on", "off", "auto"], KERNELS] = "auto"
+    rollback: Annotated[Any, ROLLBACK] = AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,11 +77,15 @@ class BenchSubject:
 def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
     """Every combination of load options."""
     crossed = product(
-        hardware.threads or (None,), hardware.cache_type_k, hardware.cache_type_v, hardware.cache_type_k_draft
+        hardware.threads or (None,),
+        hardware.cache_type_k,
+        hardware.cache_type_v,
+        hardware.cache_type_k_draft,
+        hardware.rollback,
     )
     return tuple(
-        Load(n_threads=threads, type_k=type_k, type_v=type_v, type_k_draft=type_k_draft)
-        for threads, type_k, type_v, type_k_draft in crossed
+        Load(n_threads=threads, type_k=type_k, type_v=type_v, type_k_draft=type_k_draft, rollback=rollback)
+        for threads, type_k, type_v, type_k_draft, rollback in crossed
     )
 
 
@@ -92,6 +96,7 @@ def _hardware(options: BenchHardware, load: Load) -> Hardware:
         type_k=load.type_k,
         type_v=load.type_v,
         type_k_draft=load.type_k_draft,
+        rollback=load.rollback,
     )
 
 
@@ -219,7 +224,7 @@ class Opener:
     form: AnswerFormat | None = None
 
     def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
-        options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
+        options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v, rollback=load.rollback)
         if load.n_threads is not None:  # else the profile's
             options = replace(options, n_threads=load.n_threads)
         return replace(setup, target_options=options, hardware=_hardware(self.hardware, load))

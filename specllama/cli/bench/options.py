@@ -107,6 +107,7 @@ class BenchHardware(HardwareOptions):
     cache_type_k_draft: Annotated[
         Any, shared.CACHE_TYPE_K_DRAFT.many("Types of the draft's keys; quantization can lower the acceptance rate.")
     ] = "f16"
+    rollback: Annotated[Any, shared.ROLLBACK.many(shared.ROLLBACK.help)] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

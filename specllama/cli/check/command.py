@@ -185,6 +185,7 @@ def _wish(asked: Hardware, n_ctx: int) -> LoadOptions:
         type_k=asked.type_k,
         type_v=asked.type_v,
         flash_attn=asked.flash_attn,
+        rollback=asked.rollback,
     )
 
 
