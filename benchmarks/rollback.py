@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -39,7 +38,6 @@ from tests import tiny, tiny_recurrent
 
 N_DRAFT, N_AGAIN = 4, 2  # tokens of a draft; accepted ones of a step with a rejection
 DRAFT_COST = 0.2  # of a drafted token, in T(1)
-N_ROUNDS = 15
 MATRICES = (
     "ssm_in", "ssm_out", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate", "attn_output", "ffn_up", "ffn_down",
     "ffn_gate", "in_proj", "out_proj", "token_embd", "output",
@@ -60,16 +58,6 @@ SHAPES = {
     ),
 }
 N_VOCAB = 97  # a vocabulary of letters: its matrix takes no time
-
-
-def timed(run: Callable[[], object], n: int = N_ROUNDS) -> float:
-    """Milliseconds, the median after one run that does not count."""
-    took = []
-    for _ in range(n + 1):
-        began = perf_counter()
-        run()
-        took.append(1e3 * (perf_counter() - began))
-    return median(took[1:])
 
 
 def lowest_acceptance(one: float, all_accepted: float, rejected: float, draft: float) -> float:
@@ -112,20 +100,25 @@ def row(model: LlamaModel) -> str:
 
         return run
 
-    model.feed(block * 10)
-    model.eval([1])
-    one = timed(lambda: model.eval([1]), 32)  # with a save each eighth token
-    accepted, rejected = timed(step(N_DRAFT)), timed(step(N_AGAIN))
-    back._save(model._call, model.length)
-    size = len(back._saved[model.length].data)
-
     def save() -> None:
         back._drop(model.length)
         back._save(model._call, model.length)
 
-    saved, restored = timed(save), timed(lambda: back._restore(model._call, model.length))
+    model.feed(block * 10)
+    model.eval([1])
+
+    def plain() -> None:
+        model.eval([1])
+
+    # The step after one with a rejection computes tokens again, so the second and third do.
+    work: list[Callable[[], object]] = [step(N_AGAIN), step(N_AGAIN), plain, plain, step(N_DRAFT)]
+    _, rejected, _, one, accepted = map(min, finished(interleaving(work, seconds=10.0)))
+    back._save(model._call, model.length)
+    size = len(back._saved[model.length].data)
+    copies: list[Callable[[], object]] = [save, lambda: back._restore(model._call, model.length)]
+    saved, restored = map(min, finished(interleaving(copies, seconds=1.0)))
     least = [lowest_acceptance(one, accepted, rejected, draft) for draft in (0.0, DRAFT_COST)]
-    figures = [size / 1e6, saved, restored, one, accepted, rejected]
+    figures = [size / 1e6, *(1e3 * each for each in (saved, restored, one, accepted, rejected))]
     return " | ".join([*(f"{figure:.3g}" for figure in figures), *(f"{each:.2f}" for each in least)])
 
 

@@ -24,7 +24,7 @@ WAYS = {  # name: in reports
     DEVICE: "states saved on the device",
 }
 MOST_AGAIN = 8  # most tokens after a saved state that are computed again together with the next block
-MOST_SAVED = 4  # states
+MOST_SAVED = 5  # states
 _EVERY = -1  # sequence
 _LINE = 0  # the only sequence of such a model
 # Flags of a state: only what cannot remove tokens, so no cells of full attention; left in the memory of the device, in
@@ -178,10 +178,10 @@ class SavedStates:
             self._saved[length] = _State(buffer, flags)
             self._taken_back = False
         if len(self._saved) > self.most_saved:
-            # Not the last one, nor that for another answer. The closer a state is to the one before, the less is
-            # computed again without it.
+            # Not the last two, the newer of which may hold rejected tokens, nor that for another answer. The closer a
+            # state is to the one before, the less is computed again without it.
             stays = max((at for at in self._saved if at <= self._return), default=0)
-            lengths = [0, *self._saved][:-1]
+            lengths = [0, *self._saved][:-2]
             _, at = min((high - low, high) for low, high in pairwise(lengths) if high != stays)
             self._drop(at)
 

@@ -229,7 +229,7 @@ class Setup:
     any_strategy: bool = False  # see `Choice`
     measures: bool = False  # there is no profile, and one is to be made once the models are loaded
     completes: bool = False  # the profile `is_partial` or `is_due`: costs are to be measured when no answer waits
-    untuned: ProfileKey | None = None  # `subject` before a profile changed the draft and the options
+    untuned: ProfileKey | None = None  # `subject` before a profile or the memory changed the draft and the options
 
     @property
     def looks(self) -> bool:
@@ -482,7 +482,8 @@ def _within_memory(setup: Setup) -> Setup:
     if asked != AUTO and not any(asked in each for each in ways.values()):
         has = "; ".join(f"{name}: {', '.join(each)}" for name, each in ways.items())
         raise UsageError(f"no model has the way back {asked} ({has})", hint="leave --rollback out, or name another")
-    windows = replace(setup, target_options=replace(setup.target_options, rollback=WINDOW))
+    options = replace(setup.target_options, rollback=WINDOW)
+    windows = replace(setup, target_options=options, untuned=setup.subject)  # the profile is that of the wishes
     may_change = asked == AUTO and any(WINDOW in each for each in ways.values())
     if setup.target_options.n_ctx == 0:
         try:

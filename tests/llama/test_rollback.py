@@ -343,6 +343,20 @@ def test_another_answer_reads_no_prompt_again(mamba: LlamaModel, n_prompt: int, 
     assert sizes == [1] * 50
 
 
+def test_a_draft_reads_few_tokens_again(folder: Path) -> None:
+    """Prevents: a state from which a draft goes on, dropped for a newer one that holds its rejected tokens."""
+    path = tiny.write_model(folder / "draft.gguf", arch="lfm2", n_vocab=40)
+    with load(path, n_ctx=512) as draft:
+        drafter, said, accepted = ModelDrafter(draft, n_max=3), text_of(60), np.random.default_rng(7)
+        drafter.begin(said)
+        sizes = sizes_of(draft)
+        for token in text_of(60, seed=7):
+            drafted = drafter.propose(said, 3, GREEDY, RandomChooser(0)).tokens
+            said += [*drafted[: accepted.integers(0, 4)], token]
+    assert sizes[0] == 59
+    assert max(sizes[1:]) <= MOST_AGAIN  # 40 without it
+
+
 @pytest.mark.parametrize("translated", [False, True])
 def test_a_draft_reads_no_prompt_again_for_another_answer(mamba: LlamaModel, translated: bool) -> None:
     """Prevents: a draft, which reads the prompt together with the first token, without a state at the prompt's end."""

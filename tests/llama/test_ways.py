@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 from specllama import llama
+from specllama.audit import kv
+from specllama.audit.kv import Along
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Rule
+from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel, LoadOptions, read_header
 from specllama.llama.header import window_layers
@@ -183,6 +189,37 @@ def test_greedy_answers_are_those_of_a_whole_cache(tmp_path: Path, role: str) ->
             n_rejected += events[-1].stats.n_rejected
     assert found[0] == found[1]
     assert n_rejected > 100
+
+
+@pytest.mark.slow
+def test_the_audit_finds_no_trace_of_rejected_tokens_in_a_cache_of_the_window(tmp_path: Path) -> None:
+    """Prevents: rejected tokens in a window that begins anew several times, in target and draft, under every rule."""
+    paths = write(tmp_path / "t.gguf", seed=1), write(tmp_path / "d.gguf", seed=1, noise=0.1)
+    with load(paths[0]) as target, load(paths[1], max_block=33) as draft:
+        subject = AuditSubject(
+            target=target,
+            draft=draft,
+            prompts=(
+                AuditPrompt("long", tuple(text_of(N_CELLS + 100))),
+                AuditPrompt("edge", tuple(text_of(N_CELLS - 9))),
+            ),
+            params=SamplingParams(temperature=1.0),
+            strategies=("draft-simple", "chain"),
+            rules=tuple(Rule),
+            drafting=DraftSettings(length=DraftLength(4)),
+            seed=3,
+            piece=lambda token: bytes([97 + token]),
+        )
+        effort = AuditEffort(
+            n_prompts=2, n_tokens=1, n_contexts=1, most_branches=1, n_enumerated=1, n_draws=1, n_runs=12, n_steps=25
+        )
+        along = Along(target.end_tokens, np.random.default_rng(0))
+        rows = [row for found in kv.check(subject, effort, along) for row in found]
+    assert {row.model for row in rows} == {"target", "draft"}
+    for row in rows:
+        assert (row.n_foreign, row.difference) == (0, 0.0)
+        assert row.narrow <= ROUNDING < row.wrong
+    assert sum(row.n_dropped for row in rows) > 200
 
 
 def test_trees_need_the_whole_cache(path: Path) -> None:

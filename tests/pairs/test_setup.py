@@ -18,6 +18,7 @@ from specllama.drafters.length import TUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test
 from specllama.llama.kernel_path import DEFAULT
+from specllama.llama.rollback import WINDOW
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
@@ -174,6 +175,36 @@ def test_a_context_of_zero_is_the_longest_that_both_models_have_memory_for(
     monkeypatch.setattr(llama, "memory_free", lambda: 1000)
     with pytest.raises(MemoryShort):
         prepared(longest)
+
+
+@pytest.mark.parametrize("n_ctx", [2048, 0])
+def test_a_pair_that_does_not_fit_whole_keeps_its_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ctx: int
+) -> None:
+    """Prevents: an error, or a shorter context, for a pair whose windows fit; a profile for each free memory."""
+    if llama.build_info().gpu_offload:
+        pytest.skip("the loader decides on a GPU")
+    target, draft = tiny.write_pair(tmp_path, arch="gemma3", n_layer=8, n_embd=64, sliding_window=8, n_ctx=2048)
+    wish = Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=n_ctx, n_threads=1))
+    whole = prepared(wish)
+    needed = whole.memory_needed(2048)
+    assert (whole.target_options.rollback, whole.target_options.n_ctx) == ("auto", 2048)
+    free = needed - 1 if n_ctx else int(needed / setup.FREE_SHARE) - 2
+    monkeypatch.setattr(llama, "memory_free", lambda: free)
+    windows = prepared(wish)
+    assert (windows.target_options.rollback, windows.target_options.n_ctx) == (WINDOW, 2048)
+    assert windows.draft_options(2048).rollback == WINDOW
+    assert windows.subject == whole.subject
+    with load_models(windows, Listener(), Cancel()) as models:
+        assert models.loaded_draft is not None
+        assert models.target.way_back.way == models.loaded_draft.way_back.way == WINDOW
+
+
+def test_a_way_back_that_no_model_has_is_refused(ask: Ask) -> None:
+    """Prevents: `--rollback` without effect, and without a word."""
+    with pytest.raises(UsageError, match="truncation"):
+        prepared(replace(ask, hardware=replace(ask.hardware, rollback="saved")))
+    prepared(replace(ask, hardware=replace(ask.hardware, rollback="truncation")))
 
 
 def test_loading_reports_progress_over_both_files_and_can_be_stopped(ask: Ask) -> None:
