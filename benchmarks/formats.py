@@ -50,7 +50,11 @@ class Task:
     schema: Mapping[str, object]
 
     def fits(self, text: str) -> bool:
-        """Does it fit the schema, with spaces anywhere?"""
+        """Is it JSON that fits the schema, with spaces anywhere?"""
+        try:
+            json.loads(text)
+        except ValueError:
+            return False
         schema = json.dumps(self.schema)
         return AnswerFormat(JSON_SCHEMA, schema, LLMatcher.grammar_from_json_schema(schema)).fits(text)
 

@@ -36,7 +36,7 @@ _MAX_SECONDS = 10.0
 _MAX_MEMORY = 1_000_000_000  # bytes, where the system enforces it
 # Less than a thread of the parent has, which compiles the format again: 8 MB on Linux and macOS, 2 MB on Windows.
 _STACK = 1_000_000 if sys.platform == "win32" else 4_000_000
-SHOWN = 60  # characters, where a format is named
+SHOWN = 40  # characters, where a format is named
 # As `json.dumps` writes it. Free whitespace would leave little to force, and could go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _HINTS = {

@@ -262,8 +262,13 @@ def memory_kind(header: Header) -> str:
     return _kind_of(header) or (f"window of {figure(header.n_swa)} tokens" if header.n_swa else "dense")
 
 
+ONE_STATE = "its recurrent layers keep one state, which holds one path"
+
+
 def why_no_tree(header: Header, max_block: int) -> str:
     """Why a model that can draft cannot evaluate token trees, as far as the header tells; "" = it can."""
+    if has_states(header):
+        return ONE_STATE
     if max_block < 3:
         return f"a block of {max_block} tokens holds no branches"
     if 0 < header.n_swa <= max_block:  # our attention finds the place of a branch by the text before it

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from specllama.base.ranges import ROLLBACKS
+from specllama.llama.header import ONE_STATE
 
 TRUNCATION, WINDOW, KEPT, SAVED, DEVICE = ROLLBACKS
 WAYS = {  # name: in reports
@@ -106,7 +107,7 @@ class SavedStates:
     back, as those of a draft model, are also worth a save. The state at the beginning of the answer stays.
     """
 
-    no_tree = "its recurrent layers keep one state, which holds one path"
+    no_tree = ONE_STATE
     most_saved = MOST_SAVED
 
     def __init__(self, context: object, memory: object, *, n_kept: int = 0, on_device: bool = False) -> None:

@@ -11,7 +11,8 @@ from difflib import SequenceMatcher
 from specllama.base.disk import size_text
 from specllama.base.errors import UnsupportedModel
 from specllama.base.text import counted, figure
-from specllama.llama.header import Header, memory_kind, refuse_architecture
+from specllama.llama.header import Header, memory_kind, refuse_architecture, why_no_tree
+from specllama.llama.load_plan import LoadOptions
 from specllama.llama.memory import MemoryNeed
 from specllama.llama.ways import WayBack
 from specllama.pairs.report import MEASURE, CheckRow, RowMark, warned
@@ -75,6 +76,7 @@ def model_rows(target: Side, draft: Side, machine: MachineMemory) -> tuple[Check
     ]
     if target.way_back and draft.way_back:
         rows.append(_rollback_row(target.way_back, draft.way_back))
+    rows.append(_trees_row(target.header, draft.header))
     if target.need is None or draft.need is None:
         rows.append(_no_weights_row(target, draft))
     else:
@@ -127,6 +129,14 @@ def _rollback_row(target: WayBack, draft: WayBack) -> CheckRow:
     whys = dict.fromkeys((target.why, draft.why))
     why = target.why if len(whys) == 1 else f"target: {target.why}; draft: {draft.why}"
     return CheckRow("rollback", RowMark.PASS, target.text, draft.text, why)
+
+
+def _trees_row(target: Header, draft: Header) -> CheckRow:
+    """By the headers: loading tries it."""
+    ours, theirs = (why_no_tree(header, LoadOptions().max_block) for header in (target, draft))
+    whys = {"target": ours, "draft": theirs}
+    why = ours if ours == theirs else "; ".join(f"{role}: {each}" for role, each in whys.items() if each)
+    return CheckRow("trees", RowMark.PASS, *_both("chains only" if each else "yes" for each in whys.values()), why)
 
 
 def _experts_row(target: Header, draft: Header) -> CheckRow:

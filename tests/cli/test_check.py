@@ -134,6 +134,10 @@ def test_a_recurrent_pair_fits_and_the_report_says_how_it_rolls_back(specllama: 
     assert (kinds["target"], kinds["draft"]) == ("mamba, recurrent", "lfm2, hybrid")
     assert (row["target"], row["draft"]) == ("saved states", "kept states")
     assert "not measured yet" in row["reason"]
+    assert (rows["trees"]["target"], rows["trees"]["draft"]) == ("chains only", "chains only")
+    assert "one state" in rows["trees"]["reason"]
+    mixed = rows_of(check(specllama, target, bare(tmp_path / "plain.gguf"), "--json"))["trees"]
+    assert (mixed["draft"], mixed["reason"].partition(":")[0]) == ("yes", "target")
     tiny.load(draft, rollback="auto").close()
     assert "measured, 5 rows" in rows_of(check(specllama, target, draft, "--json"))["rollback"]["reason"]
 
