@@ -1,11 +1,12 @@
 """What each way back costs: states of recurrent layers, and caches of windows.
 
-    python benchmarks/rollback.py states [--threads 2]
+    python benchmarks/rollback.py states
     python benchmarks/rollback.py windows MODEL.gguf [--depths 4000,8000] [--threads 2]
 
 `states` writes files with the published shapes of a few models in Q8_0, with random weights: costs do not depend on
-values. A step has 5 rows. The lowest acceptance that gains is a calculation from these costs, for drafts of 4 tokens:
-from lookups, which cost nothing, and from a draft model of a fifth of T(1) a token.
+values. A step has 5 rows. Times are CPU time of one thread, so other programs matter little. The lowest acceptance that
+gains is a calculation from these costs, for drafts of 4 tokens: from lookups, which cost nothing, and from a draft
+model of a fifth of T(1) a token.
 
 `windows` compares a cache of the window with a whole one: memory, passes after many tokens, and greedy text with drafts
 by lookup, which are rejected often.
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 
@@ -70,7 +72,7 @@ def lowest_acceptance(one: float, all_accepted: float, rejected: float, draft: f
     return float("nan")
 
 
-def states(threads: int) -> None:
+def states() -> None:
     print("| shape | way | state, MB | save, ms | restore, ms | T(1), ms | step, all accepted | step, 2 of 4 accepted "
           "| gains from acceptance, lookups | draft model |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -83,7 +85,7 @@ def states(threads: int) -> None:
             )
             ways = (KEPT, SAVED) if arch in ("lfm2", "qwen35") else (SAVED,)
             for way in ways:
-                options = LoadOptions(n_ctx=1024, max_block=9, n_threads=threads, rollback=way)
+                options = LoadOptions(n_ctx=1024, max_block=9, n_threads=1, rollback=way)
                 with llama.load(path, options) as model:
                     print(f"| {name} | {WAYS[way]} | {row(model)} |", flush=True)
 
@@ -112,11 +114,11 @@ def row(model: LlamaModel) -> str:
 
     # The step after one with a rejection computes tokens again, so the second and third do.
     work: list[Callable[[], object]] = [step(N_AGAIN), step(N_AGAIN), plain, plain, step(N_DRAFT)]
-    _, rejected, _, one, accepted = map(min, finished(interleaving(work, seconds=10.0)))
+    _, rejected, _, one, accepted = map(min, finished(interleaving(work, seconds=10.0, clock=process_time)))
     back._save(model._call, model.length)
     size = len(back._saved[model.length].data)
     copies: list[Callable[[], object]] = [save, lambda: back._restore(model._call, model.length)]
-    saved, restored = map(min, finished(interleaving(copies, seconds=1.0)))
+    saved, restored = map(min, finished(interleaving(copies, seconds=1.0, clock=process_time)))
     least = [lowest_acceptance(one, accepted, rejected, draft) for draft in (0.0, DRAFT_COST)]
     figures = [size / 1e6, *(1e3 * each for each in (saved, restored, one, accepted, rejected))]
     return " | ".join([*(f"{figure:.3g}" for figure in figures), *(f"{each:.2f}" for each in least)])
@@ -162,7 +164,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     if asked.what == "states":
-        states(asked.threads)
+        states()
     elif asked.model is None:
         parser.error("windows needs a model")
     else:

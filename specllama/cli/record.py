@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specllama import __version__
-from specllama.base.jsonable import to_plain
 from specllama.chat.format import AnswerFormat
 from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
@@ -56,7 +55,8 @@ def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
         "n_threads_batch": model.plan.n_threads_batch,
         "n_gpu_layers": model.plan.n_gpu_layers,
         "kernel_path": KernelPath.of(model.plan).name,
-        "rollback": to_plain(model.way_back),
+        "rollback": model.way_back.way,
+        "rollback_why": model.way_back.why,
     }
 
 

@@ -475,13 +475,9 @@ def longest_context(setup: Setup) -> int:
 def _within_memory(setup: Setup) -> Setup:
     """`setup` with a context that fits; both models keep only the windows of sliding layers if they do not fit whole.
 
-    Raises MemoryShort, and UsageError if neither model has the way back that the user asked for.
+    Raises as `require_way`, and MemoryShort.
     """
-    ways = {file.path.name: _ways_of(file, setup) for file in (setup.target, setup.draft) if file is not None}
-    asked = setup.target_options.rollback
-    if asked != AUTO and not any(asked in each for each in ways.values()):
-        has = "; ".join(f"{name}: {', '.join(each)}" for name, each in ways.items())
-        raise UsageError(f"no model has the way back {asked} ({has})", hint="leave --rollback out, or name another")
+    ways, asked = require_way(setup), setup.target_options.rollback
     options = replace(setup.target_options, rollback=WINDOW)
     windows = replace(setup, target_options=options, untuned=setup.subject)  # the profile is that of the wishes
     may_change = asked == AUTO and any(WINDOW in each for each in ways.values())
@@ -504,8 +500,15 @@ def _within_memory(setup: Setup) -> Setup:
     return setup
 
 
-def _ways_of(file: File, setup: Setup) -> tuple[str, ...]:
-    return possible(file.header, trees=setup.target_options.max_leaves > 1)
+def require_way(setup: Setup) -> dict[str, tuple[str, ...]]:
+    """The ways back of each model, by its name. Raises UsageError if none has the one that the user asked for."""
+    files, options = (setup.target, setup.draft), setup.target_options
+    ways = {each.path.name: possible(each.header, trees=options.max_leaves > 1) for each in files if each is not None}
+    if options.rollback != AUTO and not any(options.rollback in each for each in ways.values()):
+        has = "; ".join(f"{name}: {', '.join(each)}" for name, each in ways.items())
+        hint = "leave --rollback out, or name another"
+        raise UsageError(f"no model has the way back {options.rollback} ({has})", hint=hint)
+    return ways
 
 
 def _require_memory(setup: Setup) -> None:

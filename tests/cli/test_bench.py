@@ -240,9 +240,10 @@ def test_without_a_profile_auto_is_left_out_and_the_report_says_why(
 def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None:
     """Prevents: a sweep that is in the table and was not run."""
     words = ["--spec-draft-n-max", "2", "--temp", "0", "-ctk", "f16,f32", "--verify-rule", "block,token"]
-    report = measured(specllama, *args, *words)
+    report = measured(specllama, *args, *words, "--rollback", "truncation")
     names = [f"{name} ctk={kind}" for kind in ("f16", "f32") for name in ("plain", "K=2 block", "K=2 token")]
     assert arms_of(report) == names
+    assert (report.target["rollback"], report.target["rollback_why"]) == ("truncation", "as asked")
     assert {run.arm for run in report.runs} == set(range(6))
 
 
@@ -251,6 +252,9 @@ def test_a_load_that_cannot_be_opened_is_found_before_anything_is_measured(specl
     result = specllama(*args, "-ctk", "f16,q8_0", "--format", "jsonl")
     assert (result.code, result.out) == (2, "")
     assert "q8_0" in result.err
+    result = specllama(*args, "--rollback", "auto,saved", "--format", "jsonl")
+    assert (result.code, result.out) == (2, "")
+    assert "saved" in result.err
 
 
 def test_two_drafts_are_compared(specllama: Run, args: list[str], byte_pair: Pair) -> None:

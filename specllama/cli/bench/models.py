@@ -144,6 +144,9 @@ def prepare(
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx))
     more = pair_setup.resolve([named(name, draft=True) for name in extra[1:]], listener, offline=models.offline)
     first = pair_setup.prepare(choice, listener)
+    for load in loads_of(hardware):
+        options = replace(first.target_options, rollback=load.rollback)
+        pair_setup.require_way(replace(first, target_options=options))
     require_known(replace(sampling, temp=0.0).params.logit_bias, first.target.header.n_vocab)
     auto = first.model_strategy if first.draft is not None else LOOKUP_ALONE
     strategies = tuple(dict.fromkeys(auto if name == "auto" else name for name in drafting.spec_type))
