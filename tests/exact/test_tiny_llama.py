@@ -25,6 +25,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.drafters.shape import FixedShape
 from specllama.drafters.tree import TreeDrafter
 from specllama.llama import LlamaModel
+from specllama.llama.rollback import DEVICE, KEPT, SAVED, WINDOW
 from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import in_target_ids, read_vocab_map
 from tests import tiny
@@ -159,24 +160,36 @@ def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_ma
 
 
 @pytest.mark.parametrize(("n_max", "rule"), [(2, Rule.TOKEN), (3, Rule.BLOCK)])
-@pytest.mark.parametrize("arch", ["mamba", "qwen35"])
+@pytest.mark.parametrize(
+    ("arch", "rollback"), [("mamba", SAVED), ("mamba", DEVICE), ("qwen35", KEPT), ("qwen35", SAVED)]
+)
 def test_the_enumerated_law_of_recurrent_models_is_that_of_the_target(
-    tmp_path: Path, arch: str, n_max: int, rule: Rule
+    tmp_path: Path, arch: str, rollback: str, n_max: int, rule: Rule
 ) -> None:
-    """A state that remembers rejected tokens, in the target or in the draft; saved (Mamba) or kept (Qwen3.5)."""
+    """A state that remembers rejected tokens, in the target or in the draft, by each way back."""
     target, draft = tiny.write_pair(tmp_path, arch=arch, vocabulary=LETTERS)
-    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+    with tiny.load(target, rollback=rollback) as loaded_target, tiny.load(draft, rollback=rollback) as loaded_draft:
+        assert loaded_target.way_back.way == loaded_draft.way_back.way == rollback
         require_the_targets_law(Tiny(loaded_target, loaded_draft), n_max, rule)
 
 
-def require_the_targets_law(pair: Tiny, n_max: int, rule: Rule) -> None:
+def test_the_enumerated_law_with_a_cache_of_the_window_is_that_of_the_target(tmp_path: Path) -> None:
+    """Rejected tokens in the cells where the cache begins anew, in the target and in the draft."""
+    target, draft = tiny.write_pair(tmp_path, arch="gemma3", vocabulary=LETTERS, sliding_window=8)
+    wish = {"rollback": WINDOW, "n_ctx": 512, "n_batch": 128, "max_block": 8}  # 256 cells
+    with tiny.load(target, **wish) as loaded_target, tiny.load(draft, **wish) as loaded_draft:
+        prompt = tuple(int(token) for token in np.random.default_rng(4).integers(0, 4, 254))
+        require_the_targets_law(Tiny(loaded_target, loaded_draft), 3, Rule.BLOCK, prompt)
+
+
+def require_the_targets_law(pair: Tiny, n_max: int, rule: Rule, prompt: History = PROMPT) -> None:
     def run(choose: Chooser) -> Answer:
         # From an empty KV every time: with the prompt cached, its last tokens would be read in blocks of other widths,
         # and the last bits of the logits depend on the width.
-        return answer(pair.engine(n_max, rule), NARROW, choose, 3)
+        return answer(pair.engine(n_max, rule), NARROW, choose, 3, prompt)
 
     found = law_of(run)
-    expected = pair.plain_law(NARROW, 3)
+    expected = pair.plain_law(NARROW, 3, prompt)
     distance = tv(found, expected)
     print(f"TV {distance:.3g} over {len(expected)} answers")
     assert found.keys() == expected.keys()

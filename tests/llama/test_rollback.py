@@ -27,7 +27,7 @@ from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, read_header
 from specllama.llama.header import state_bytes
-from specllama.llama.rollback import DEVICE, KEPT, MOST_AGAIN, MOST_SAVED, SAVED, SavedStates
+from specllama.llama.rollback import DEVICE, KEPT, MOST_AGAIN, MOST_SAVED, SAVED, WINDOW, SavedStates
 from tests import tiny, tiny_recurrent
 from tests.llama.test_model import broken
 
@@ -233,15 +233,27 @@ def test_greedy_answers_with_drafts_are_those_of_plain_decoding(path: Path, role
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_chat_with_regen_undo_and_a_full_context_is_that_of_plain_decoding(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "rollback"),
+    [
+        *((arch, KEPT) for arch in ARCHITECTURES),
+        *((arch, SAVED) for arch in KEEPING),
+        ("jamba", DEVICE),
+        ("gemma3", WINDOW),
+    ],
+)
+def test_a_chat_with_regen_undo_and_a_full_context_is_that_of_plain_decoding(
+    arch: str, rollback: str, tmp_path: Path
+) -> None:
     """Prevents: an answer to a text that was taken back, in either model."""
+    n_ctx, window = (400, {"sliding_window": 8}) if arch == "gemma3" else (256, {})
     paths = tiny.write_pair(
-        tmp_path, arch=arch, vocabulary=tiny.ascii_level(), chat_template=tiny.CHATML, n_ctx=256, noise=0.02
+        tmp_path, arch=arch, vocabulary=tiny.ascii_level(), chat_template=tiny.CHATML, n_ctx=n_ctx, noise=0.02, **window
     )
+    how = {"rollback": rollback, "n_ctx": n_ctx, "n_batch": 64}
     wish = {"params": GREEDY, "n_predict": 12, "seed": 1}
     drafting = Settings(**wish, strategy="draft-simple", drafting=DraftSettings(length=DraftLength(3)))  # type: ignore[arg-type]
-    with load(paths[0]) as target, load(paths[1]) as draft, load(paths[0]) as other:
+    with load(paths[0], **how) as target, load(paths[1], **how) as draft, load(paths[0], **how) as other:
         chats = ChatSession(target, draft, drafting), ChatSession(other, settings=Settings(**wish, strategy="none"))  # type: ignore[arg-type]
         acts: list[Callable[[ChatSession], object]] = [
             *(lambda chat, i=i: list(chat.ask(f"question {i} " + "x" * 20)) for i in range(3)),  # type: ignore[misc]
