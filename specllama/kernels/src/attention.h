@@ -20,6 +20,7 @@ namespace speck::SPECK_ISA {
 #if defined(__AVX512F__)
 struct Wide {
     static constexpr int n = 16;
+    static constexpr int score_heads = 2, value_heads = 3;  // at once: 32 registers
     using V = __m512;
     SPECK_INLINE V load(const float* p) { return _mm512_loadu_ps(p); }
     SPECK_INLINE V halfs(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
@@ -32,6 +33,7 @@ struct Wide {
 #else
 struct Wide {
     static constexpr int n = 8;
+    static constexpr int score_heads = 1, value_heads = 1;
     using V = __m256;
     SPECK_INLINE V load(const float* p) { return _mm256_loadu_ps(p); }
     SPECK_INLINE V halfs(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
@@ -160,47 +162,56 @@ struct Widened {
     }
 };
 
-// A block of `count` positions, at most 32, for one row of one head. `k` and `v` are widened and have room for 32.
-inline void attend_block(const Attention& a, const float* q, const float* k, const float* v, int count,
-                         const uint16_t* mask, float* state) {
-    float p[attention_block];
-    for (int j = 0; j < count; j += 8) {
-        typename Wide::V sum[8];
-        for (int i = 0; i < 8; i++) sum[i] = Wide::all(0.0f);
-        for (int d = 0; d < a.k_size; d += Wide::n) {
-            const auto part = Wide::load(q + d);
-            for (int i = 0; i < 8; i++) sum[i] = Wide::fma(part, Wide::load(k + (j + i) * a.k_size + d), sum[i]);
-        }
-        __m256 folded[8];
-        for (int i = 0; i < 8; i++) folded[i] = Wide::folded(sum[i]);
-        __m256 s = _mm256_mul_ps(sums(folded), _mm256_set1_ps(a.scale));
-        if (a.softcap != 0.0f) {
-            float each[8];
-            _mm256_storeu_ps(each, s);
-            for (float& x : each) x = a.softcap * std::tanh(x);
-            s = _mm256_loadu_ps(each);
-        }
-        if (mask) s = _mm256_add_ps(s, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(mask + j))));
-        _mm256_storeu_ps(p + j, s);
-    }
-    for (int j = count; j < attention_block; j++) p[j] = -INFINITY;
+// A block of `count` positions, at most 32, of one row. `k` and `v` are widened and have room for 32; `p` has 32 numbers for
+// each head that shares them: scores, then weights. A few heads are computed at once: their numbers do not depend on that.
 
-    float& largest = state[0];
-    float& total = state[1];
-    float* out = state + 2;
+template <int heads>
+SPECK_INLINE void scores(const Attention& a, const char* q, const float* k, int count, const uint16_t* mask, float* p) {
+    for (int j = 0; j < count; j += 8) {
+        typename Wide::V sum[heads][8];
+        for (auto& each : sum)
+            for (auto& one : each) one = Wide::all(0.0f);
+        for (int d = 0; d < a.k_size; d += Wide::n) {
+            typename Wide::V part[heads];
+            for (int h = 0; h < heads; h++) part[h] = Wide::load((const float*)(q + h * a.q_head) + d);
+            for (int i = 0; i < 8; i++) {
+                const auto key = Wide::load(k + (j + i) * a.k_size + d);
+                for (int h = 0; h < heads; h++) sum[h][i] = Wide::fma(part[h], key, sum[h][i]);
+            }
+        }
+        for (int h = 0; h < heads; h++) {
+            __m256 folded[8];
+            for (int i = 0; i < 8; i++) folded[i] = Wide::folded(sum[h][i]);
+            __m256 s = _mm256_mul_ps(sums(folded), _mm256_set1_ps(a.scale));
+            if (a.softcap != 0.0f) {
+                float each[8];
+                _mm256_storeu_ps(each, s);
+                for (float& x : each) x = a.softcap * std::tanh(x);
+                s = _mm256_loadu_ps(each);
+            }
+            if (mask) s = _mm256_add_ps(s, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(mask + j))));
+            _mm256_storeu_ps(p + h * attention_block + j, s);
+        }
+    }
+}
+
+// Turns scores into weights and adds them to the state's total. Returns what its weighted sum is multiplied with.
+SPECK_INLINE float weigh(float* p, int count, float* state) {
+    for (int j = count; j < attention_block; j++) p[j] = -INFINITY;
     __m256 most = _mm256_loadu_ps(p), strange = _mm256_cmp_ps(most, most, _CMP_UNORD_Q);
     for (int j = 8; j < attention_block; j += 8) {
         const __m256 s = _mm256_loadu_ps(p + j);
         most = _mm256_max_ps(most, s);
         strange = _mm256_or_ps(strange, _mm256_cmp_ps(s, s, _CMP_UNORD_Q));
     }
-    if (_mm256_movemask_ps(strange)) {  // NaN in, NaN out
-        largest = std::fmax(largest, 0.0f);
-        total = std::numeric_limits<float>::quiet_NaN();
-        return;
+    float &largest = state[0], &total = state[1];
+    const float here = horizontal_max(most), now = largest < here ? here : largest;
+    const bool is_strange = _mm256_movemask_ps(strange);
+    if (is_strange || now == -INFINITY) {  // NaN in, NaN out
+        if (is_strange) largest = std::fmax(largest, 0.0f), total = std::numeric_limits<float>::quiet_NaN();
+        memset(p, 0, attention_block * sizeof *p);
+        return 1.0f;
     }
-    const float now = std::fmax(largest, horizontal_max(most));
-    if (now == -INFINITY) return;
     __m256 sum = _mm256_setzero_ps();
     for (int j = 0; j < attention_block; j += 8) {
         const __m256 e = exp_negative(_mm256_sub_ps(_mm256_loadu_ps(p + j), _mm256_set1_ps(now)));
@@ -210,18 +221,44 @@ inline void attend_block(const Attention& a, const float* q, const float* k, con
     const float shrink = largest == -INFINITY ? 0.0f : _mm256_cvtss_f32(exp_negative(_mm256_set1_ps(largest - now)));
     total = std::fma(total, shrink, horizontal_sum(sum));
     largest = now;
-    constexpr int vectors = 8;
-    for (int d = 0; d < a.v_size; d += vectors * Wide::n) {
-        const int here = (a.v_size - d) / Wide::n < vectors ? (a.v_size - d) / Wide::n : vectors;
-        typename Wide::V acc[vectors];
-        for (int i = 0; i < here; i++) acc[i] = Wide::mul(Wide::all(shrink), Wide::load(out + d + i * Wide::n));
-        for (int j = 0; j < count; j++) {
-            if (p[j] == 0.0f) continue;
-            const auto weight = Wide::all(p[j]);
-            for (int i = 0; i < here; i++) acc[i] = Wide::fma(weight, Wide::load(v + j * a.v_size + d + i * Wide::n), acc[i]);
+    return shrink;
+}
+
+template <int heads, int vectors>
+SPECK_INLINE void add_values(const Attention& a, const float* v, int count, const float* p, const float* shrink, float* out) {
+    typename Wide::V sum[heads][vectors];
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < vectors; i++)
+            sum[h][i] = Wide::mul(Wide::all(shrink[h]), Wide::load(out + h * a.state_floats() + i * Wide::n));
+    for (int j = 0; j < count; j++)
+        for (int i = 0; i < vectors; i++) {
+            const auto value = Wide::load(v + j * a.v_size + i * Wide::n);
+            for (int h = 0; h < heads; h++) sum[h][i] = Wide::fma(Wide::all(p[h * attention_block + j]), value, sum[h][i]);
         }
-        for (int i = 0; i < here; i++) Wide::store(out + d + i * Wide::n, acc[i]);
-    }
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < vectors; i++) Wide::store(out + h * a.state_floats() + i * Wide::n, sum[h][i]);
+}
+
+template <int heads>
+inline void add_all_values(const Attention& a, const float* v, int count, const float* p, const float* shrink, float* out) {
+    int d = 0;
+    for (; d + 8 * Wide::n <= a.v_size; d += 8 * Wide::n) add_values<heads, 8>(a, v + d, count, p, shrink, out + d);
+    for (; d + 4 * Wide::n <= a.v_size; d += 4 * Wide::n) add_values<heads, 4>(a, v + d, count, p, shrink, out + d);
+    for (; d < a.v_size; d += Wide::n) add_values<heads, 1>(a, v + d, count, p, shrink, out + d);
+}
+
+inline void attend_block(const Attention& a, const char* q, const float* k, const float* v, int count, const uint16_t* mask,
+                         float* p, float* states) {
+    int h = 0;
+    for (; h + Wide::score_heads <= a.shared; h += Wide::score_heads)
+        scores<Wide::score_heads>(a, q + h * a.q_head, k, count, mask, p + h * attention_block);
+    for (; h < a.shared; h++) scores<1>(a, q + h * a.q_head, k, count, mask, p + h * attention_block);
+    float* shrink = p + a.shared * attention_block;
+    for (h = 0; h < a.shared; h++) shrink[h] = weigh(p + h * attention_block, count, states + h * a.state_floats());
+    for (h = 0; h + Wide::value_heads <= a.shared; h += Wide::value_heads)
+        add_all_values<Wide::value_heads>(a, v, count, p + h * attention_block, shrink + h, states + h * a.state_floats() + 2);
+    for (; h < a.shared; h++)
+        add_all_values<1>(a, v, count, p + h * attention_block, shrink + h, states + h * a.state_floats() + 2);
 }
 
 // The chunk's state (largest score, sum of exponentials, weighted sum of v) for `n` rows, at most attention_rows, of the query
@@ -233,6 +270,7 @@ inline void attend_chunk(const Attention& a, int kv_head, const int* rows, int n
         memset(states + i * size + 1, 0, (size - 1) * sizeof(float));
     }
     Widened widened(a, kv_head, work);
+    float* p = work + 2 * attention_block * (a.k_size + a.v_size);
     int at[attention_rows];
     for (int r = 0; r < n; r++)
         if (a.mask && chunk < a.chunks(rows[r])) at[r] = a.sight(rows[r])[Sight::starts + chunk];
@@ -247,10 +285,8 @@ inline void attend_chunk(const Attention& a, int kv_head, const int* rows, int n
             if (a.mask) mask = next_places((const uint16_t*)(a.mask + row * a.mask_row), a.positions, at[r], count, place, own);
             else for (int j = 0; j < count; j++) place[j] = done + j;
             const int first = widened.find(place, count);
-            for (int h = 0; h < a.shared; h++)
-                attend_block(a, (const float*)(a.q + row * a.q_row + (kv_head * a.shared + h) * a.q_head),
-                             widened.k + first * a.k_size, widened.v + first * a.v_size, count, mask,
-                             states + (r * a.shared + h) * size);
+            attend_block(a, a.q + row * a.q_row + kv_head * a.shared * a.q_head, widened.k + first * a.k_size,
+                         widened.v + first * a.v_size, count, mask, p, states + r * a.shared * size);
         }
     }
 }

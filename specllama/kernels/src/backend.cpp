@@ -251,9 +251,10 @@ struct Attend : ggml::cpu::tensor_traits {
         return a;
     }
 
-    // Floats of one thread: widened blocks, and two states for each row and head at once.
+    // Floats of one thread: `work`, and two states for each row and head at once.
     static size_t own_floats(const Attention& a) {
-        return a.work_floats() + (size_t)2 * attention_rows * a.shared * a.state_floats() + 16;
+        const size_t states = (size_t)2 * attention_rows * a.shared * a.state_floats();
+        return rounded((a.work_floats() + states) * sizeof(float)) / sizeof(float);
     }
 
     // Of what the rows see, and of their order for each thread.

@@ -47,7 +47,8 @@ struct Attention {
     int count(int row) const { return mask ? sight(row)[Sight::count] : positions; }
     int chunks(int row) const { return Sight::chunks(count(row)); }
     int state_floats() const { return v_size + 2; }
-    int work_floats() const { return 2 * attention_block * (k_size + v_size); }
+    // Widened blocks with room for a window that moves, and weights.
+    int work_floats() const { return 2 * attention_block * (k_size + v_size) + shared * (attention_block + 1); }
 };
 
 struct Path {
