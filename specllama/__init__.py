@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.api import Answer, Chat, Pair, load
+    from specllama.api import Answer, BatchAnswer, Chat, Pair, load
     from specllama.base.errors import (
         BackendError,
         ChecksumMismatch,
@@ -67,13 +67,13 @@ _ROOMS = (
 
 # fmt: off
 __all__ = [
-    "Answer", "BackendError", "Cancel", "Caps", "Chat", "ChecksumMismatch", "Chooser", "ConfigError", "ContextFull",
-    "ConversationError", "DiskFull", "Distribution", "DownloadError", "Draft", "DraftLawError", "DraftPolicy",
-    "Drafter", "Engine", "Event", "Finished", "GatedRepository", "Hardware", "Interrupted", "LanguageModel",
-    "MemoryShort", "Message", "ModelBusy", "ModelFileError", "Notice", "NumericsError", "Observation", "Pair",
-    "PairError", "PromptError", "PromptProgress", "RandomChooser", "RollbackRefused", "Rule", "SamplingParams",
-    "SharedNoise", "SourceUnavailable", "SpecStats", "SpecllamaError", "StepEvent", "Stopper", "TemplateError",
-    "TokenEvent", "UnsupportedModel", "UsageError", "Verdict", "load", "verify",
+    "Answer", "BackendError", "BatchAnswer", "Cancel", "Caps", "Chat", "ChecksumMismatch", "Chooser", "ConfigError",
+    "ContextFull", "ConversationError", "DiskFull", "Distribution", "DownloadError", "Draft", "DraftLawError",
+    "DraftPolicy", "Drafter", "Engine", "Event", "Finished", "GatedRepository", "Hardware", "Interrupted",
+    "LanguageModel", "MemoryShort", "Message", "ModelBusy", "ModelFileError", "Notice", "NumericsError",
+    "Observation", "Pair", "PairError", "PromptError", "PromptProgress", "RandomChooser", "RollbackRefused", "Rule",
+    "SamplingParams", "SharedNoise", "SourceUnavailable", "SpecStats", "SpecllamaError", "StepEvent", "Stopper",
+    "TemplateError", "TokenEvent", "UnsupportedModel", "UsageError", "Verdict", "load", "verify",
 ]
 # fmt: on
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
-from specllama.base.errors import ModelBusy, UsageError
-from specllama.base.ranges import word
+from specllama.base.errors import ModelBusy, SpecllamaError, UsageError
+from specllama.base.ranges import AUTO, either, whole, word
+from specllama.batch.in_thread import in_thread
+from specllama.batch.open import open_pool
+from specllama.batch.request import Done, Request
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.format import AnswerFormat, given_format
 from specllama.chat.format_masks import constraint_of
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import SETTINGS, Settings, require_known, strategies
+from specllama.chat.settings import MAX_SEED, SETTINGS, Settings, require_known, strategies
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
@@ -27,7 +30,7 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.noise import SeedMode
 from specllama.core.sampling import SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import Cancel, Drafter, DraftPolicy, Rule
+from specllama.core.types import Cancel, Drafter, DraftPolicy, PieceOf, Rule
 from specllama.drafters.length import DraftLength
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.learning import Lesson
@@ -43,6 +46,7 @@ OnNote: TypeAlias = Callable[[str], None]
 OnProgress: TypeAlias = Callable[[str, float], None]  # the activity, and the share of it that is done
 Events: TypeAlias = Generator[Event, None, None]
 Texts: TypeAlias = Generator[str, None, None]
+BatchAnswers: TypeAlias = Generator["BatchAnswer", None, None]
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # a text, or messages with "role" and "content"
 
 
@@ -85,6 +89,23 @@ class Answer:
     seed: int  # -1 = a chat's answer that was cancelled before its first word
     stats: SpecStats
     fits_format: bool | None = None  # False = cut before it fits json_schema, grammar or regex; None = free text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """The answer to one prompt of many; `str` gives the text."""
+
+    index: int  # of the prompt, from 0
+    text: str
+    tokens: tuple[int, ...]  # without the end token
+    reason: Reason | None  # as in `Answer`; None = `error`
+    error: SpecllamaError | None  # why this prompt has no whole answer
+    seed: int
+    stats: SpecStats
+    fits_format: bool | None = None  # as in `Answer`
 
     def __str__(self) -> str:
         return self.text
@@ -188,6 +209,24 @@ def _name(what: str, model: object) -> str | None:
     return _typed(what, model, str, "a name or path")
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """The keywords of an answer, checked."""
+
+    system: str
+    raw: bool
+    seed: int
+    mode: SeedMode
+    params: SamplingParams
+    max_tokens: int
+    stops: tuple[str, ...]
+    form: AnswerFormat | None
+    drafts: bool
+
+    def stopper(self, piece: PieceOf) -> StopWatch | None:
+        return StopWatch(self.stops, piece) if self.stops else None
+
+
 class _Callbacks(Listener):
     """Calls the callbacks of `load`. Also a `FetchWatch`."""
 
@@ -240,7 +279,7 @@ class Pair:
         self._on_note = on_note
         self._noted: set[str] = set()
         self._cancel = Cancel()
-        self._answers: WeakSet[Events] = WeakSet()  # those that may be in progress
+        self._answers: WeakSet[Generator[Any, None, None]] = WeakSet()  # those that may be in progress
         self._drafters: dict[bool, Drafter] = {}  # for greedy and other answers; they keep what they learned
         self._policies: dict[bool, DraftPolicy | None] = {}  # of these
         self._stats = SpecStats()
@@ -294,10 +333,27 @@ class Pair:
         return self._events(prompt, seeded=options.get("seed", -1) != -1, **options)[0]
 
     def _events(
+        self, prompt: Prompt, *, seeded: bool, **options: Unpack[AnswerKeywords]
+    ) -> tuple[Events, AnswerFormat | None]:
+        how, target = self._how(**options), self._models.target
+        drafter = self._drafter(how.params) if how.drafts else NoDrafter()
+        engine = Engine(target, drafter, rule=self._drafting.rule, cost=self._setup.cost)
+        events = engine.generate(
+            self._tokens(prompt, how.system, how.raw),
+            how.params,
+            how.mode.chooser(_seed(how.seed)),
+            max_tokens=how.max_tokens,
+            stopper=how.stopper(target.vocab.piece),
+            cancel=self._cancel,
+            constraint=constraint_of(how.form, target.vocab),
+        )
+        policy = self._policies[how.params.greedy] if how.drafts else None
+        alone = how.form is not None or (seeded and how.mode is SeedMode.DRAWS)
+        return self._followed(events, policy, greedy=how.params.greedy, seeded=alone), how.form
+
+    def _how(
         self,
-        prompt: Prompt,
         *,
-        seeded: bool,
         system: str = "",
         raw: bool = False,
         seed: int = -1,
@@ -309,25 +365,112 @@ class Pair:
         regex: str | None = None,
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
-    ) -> tuple[Events, AnswerFormat | None]:
-        form = given_format({"json_schema": json_schema, "grammar": grammar, "regex": regex})
-        mode = _mode(seed_mode)
-        params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
+    ) -> _How:
+        """Raises UsageError."""
+        form, mode = given_format({"json_schema": json_schema, "grammar": grammar, "regex": regex}), _mode(seed_mode)
+        params = SamplingParams(**sampling)
         require_known(params.logit_bias, self._models.target.vocab_size)
-        drafter = self._drafter(params) if drafts else NoDrafter()
-        engine = Engine(self._models.target, drafter, rule=self._drafting.rule, cost=self._setup.cost)
-        events = engine.generate(
-            self._tokens(prompt, system, raw),
-            params,
-            mode.chooser(_seed(seed)),
-            max_tokens=_max_tokens(max_tokens),
-            stopper=StopWatch(stops, piece) if stops else None,
-            cancel=self._cancel,
-            constraint=constraint_of(form, self._models.target.vocab),
-        )
-        policy = self._policies[params.greedy] if drafts else None
-        alone = form is not None or (seeded and mode is SeedMode.DRAWS)
-        return self._followed(events, policy, greedy=params.greedy, seeded=alone), form
+        return _How(system, raw, seed, mode, params, _max_tokens(max_tokens), _stops(stop), form, drafts)
+
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        parallel: int | Literal["auto"] = "auto",
+        in_order: bool = False,
+        n_ctx: int | None = None,
+        **options: Unpack[AnswerKeywords],
+    ) -> BatchAnswers:
+        """Answers to many prompts, several at once, as they end.
+
+        Args:
+            prompts: read lazily, when a slot is free.
+            parallel: prompts at once; "auto" = as many as pay by the pair's profile, and as memory allows.
+            in_order: give the answers in the order of the prompts; finished ones wait for those before them.
+            n_ctx: most tokens of one prompt with its answer; None = `self.n_ctx`. Less takes less memory.
+            options: as for `answer`, for all prompts. With a `seed`, prompt i has the seed `seed + i`.
+
+        An answer that fails has its `error`; the others go on. Raises UsageError in this call; ModelBusy, MemoryShort
+        and BackendError when the answers are read, and what `prompts` raises after the answers before it.
+        """
+        self._require_open()
+        n_slots = either(AUTO, None, whole(1))("parallel", parallel)
+        length = self.n_ctx if n_ctx is None else whole(2, self.n_ctx)("n_ctx", n_ctx)
+        if isinstance(prompts, str):
+            raise UsageError("prompts is one text, expected several", hint="put it into a list")
+        answers = self._batched(prompts, self._how(**options), n_slots, length, in_order=in_order)
+        self._answers.add(answers)
+        return answers
+
+    def _batched(
+        self, prompts: Iterable[Prompt], how: _How, n_slots: int | None, n_ctx: int, *, in_order: bool
+    ) -> BatchAnswers:
+        self._require_open()
+        vocab, n_requests = self._models.target.vocab, len(prompts) if isinstance(prompts, Sized) else None
+        seeds = dict[int, int]()
+
+        def requests() -> Iterator[Request | Done]:
+            for index, prompt in enumerate(prompts):
+                seeds[index] = secrets.randbits(32) if how.seed < 0 else (how.seed + index) % (MAX_SEED + 1)
+                try:
+                    yield Request(
+                        index,
+                        self._tokens(prompt, how.system, how.raw),
+                        how.params,
+                        how.mode.chooser(seeds[index]),
+                        max_tokens=how.max_tokens,
+                        stopper=how.stopper(vocab.piece),
+                        constraint=constraint_of(how.form, vocab),
+                        drafts=how.drafts,
+                    )
+                except SpecllamaError as error:
+                    yield Done(index, error=error)
+
+        with self._kept.lease():
+            self._cancel.clear()
+            with open_pool(
+                self._models,
+                self._setup,
+                self._drafting,
+                n_ctx=n_ctx,
+                n_slots=n_slots,
+                n_requests=n_requests,
+                cancel=self._cancel,
+            ) as pool:
+                for done in pool.run(requests(), in_order=in_order):
+                    for notice in done.notices:
+                        self._note_once(notice)
+                    text = TextStream(vocab.piece, how.stops)
+                    for token in done.tokens:
+                        text.push(token)
+                    text.finish()
+                    index = cast(int, done.id)
+                    self._stats = pool.stats.spec
+                    yield BatchAnswer(
+                        index,
+                        text.text,
+                        tuple(text.tokens),
+                        done.reason,
+                        done.error,
+                        seeds.pop(index),
+                        done.stats,
+                        None if how.form is None else how.form.fits(text.text),
+                    )
+
+    async def abatch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        parallel: int | Literal["auto"] = "auto",
+        in_order: bool = False,
+        n_ctx: int | None = None,
+        **options: Unpack[AnswerKeywords],
+    ) -> AsyncGenerator[BatchAnswer, None]:
+        """`batch` for `async for`; another thread computes and reads `prompts`. A cancelled task ends the batch."""
+        answers = self.batch(prompts, parallel=parallel, in_order=in_order, n_ctx=n_ctx, **options)
+        async with aclosing(in_thread(answers, self.cancel)) as found:
+            async for answer in found:
+                yield answer
 
     def chat(
         self,

@@ -447,7 +447,7 @@ def test_the_examples_of_the_page_run_and_print_what_it_says(capsys: pytest.Capt
     for block in BLOCKS:
         exec(compile(block, str(PAGE), "exec"), names)
         printed.append(capsys.readouterr().out)
-    five, loaded, answered, prompts, inside, chat, busy, exact = printed
+    five, loaded, answered, prompts, inside, chat, many, left, busy, exact = printed
     assert re.match(r"\d+ tokens, [\d.]+ tokens/s", five.splitlines()[-1])  # more if the draft pays
     assert "loading 100%" in loaded
     assert re.match(r"target.gguf (chain|lookup) 2048$", loaded.splitlines()[-1])  # whether the draft pays was measured
@@ -456,5 +456,8 @@ def test_the_examples_of_the_page_run_and_print_what_it_says(capsys: pytest.Capt
     assert re.search(r"^step 0: \d+ of \d+ accepted in", inside, re.MULTILINE)
     assert re.search(r"^\d+ (draft|correction|bonus|target)$", inside, re.MULTILINE)
     assert chat.splitlines()[-1].endswith("['system', 'user', 'assistant']")
+    assert sorted(line.split()[0] for line in many.splitlines()[:-1] if line[:1].isdigit()) == ["0", "1", "2", "3"]
+    assert many.splitlines()[-1].startswith("4 ")
+    assert len(left.splitlines()) == 2
     assert busy.splitlines() == ["ModelBusy", busy.splitlines()[1]]
     assert exact.startswith("True ")

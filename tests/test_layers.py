@@ -28,11 +28,11 @@ MAY_IMPORT: dict[str, str] = {
     "pairs": "base core prompts drafters files kernels llama chat",
     "tuning": "base core prompts drafters kernels llama chat pairs",
     "derive": "base core drafters files llama pairs tuning",
-    "batch": "base core drafters chat",
+    "batch": "base core drafters llama chat pairs",
     "bench": "base core prompts drafters llama tuning",
     "audit": "base core drafters",
     "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
-    "top": "base core drafters chat pairs tuning cli",
+    "top": "base core drafters chat pairs tuning batch cli",
 }
 # Which packages a room may import besides the standard library.
 MAY_USE: dict[str, str] = {

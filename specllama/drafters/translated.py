@@ -53,6 +53,7 @@ class TranslatedModel:
         if self.known[0] < 0 or self.known[-1] >= vocab_size or not np.diff(self.known).all():
             raise ValueError(f"a map of ids must lead to different ids from 0 to {vocab_size - 1}")
         self.model = model
+        self._to_target = to_target
         self._growing = model if isinstance(model, Growing) else None
         self._resuming = model if isinstance(model, Resuming) else None
         self._busy_s = clock_of((model,))
@@ -66,6 +67,10 @@ class TranslatedModel:
         self._in_tree = False  # until `keep` or `truncate`
         self._rows = np.empty((0, vocab_size), np.float32)
         self._known_rows = np.empty((0, mapped.size), np.float32)
+
+    def over(self, model: LoadedModel) -> TranslatedModel:
+        """The same translation of `model`, which has the vocabulary of the other and a KV of its own."""
+        return TranslatedModel(model, self._to_target, self._spell, vocab_size=self.vocab_size)
 
     @property
     def length(self) -> int:

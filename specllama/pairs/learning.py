@@ -144,14 +144,17 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     if passes.depth < DEEP and len(passes.draft_s) >= LEAST_PASSES and costs.draft_cost() > 0.0:
         seen = _draft_cost(passes, costs, unit_s)
         draft = _row_cost(draft, 1, costs.draft_cost(), first, seen, len(passes.draft_s))
-    habits = {each.greedy: each for each in evidence.habits}
-    if judged.n:
-        habits[greedy] = _habit(habits.get(greedy) or profile.habit(greedy=greedy), judged, first, greedy=greedy)
     shallow_s = unit_s / (1.0 + costs.attention * passes.depth)
     step_s, _ = _moved(profile.step_s or shallow_s, first, shallow_s, 1.0)
-    rows, seen_habits = tuple(known[n] for n in sorted(known)), tuple(habits[each] for each in sorted(habits))
-    more = Evidence(rows, draft, attention, seen_habits, evidence.n_answers + 1)
+    rows = tuple(known[n] for n in sorted(known))
+    more = Evidence(rows, draft, attention, _habits(profile, judged, greedy=greedy), evidence.n_answers + 1)
     return _taken_over(replace(profile, step_s=step_s, evidence=more))
+
+
+def accepted(profile: Profile, judged: Tally, *, greedy: bool) -> Profile:
+    """`profile` after an answer whose times say nothing, because its passes were shared with others."""
+    evidence = replace(profile.evidence, habits=_habits(profile, judged, greedy=greedy))
+    return _taken_over(replace(profile, evidence=evidence))
 
 
 def looked(profile: Profile, found: CostProfile, depth: int) -> Profile:
@@ -175,6 +178,15 @@ def _attention(old: RowCost, ratios: Mapping[int, float], passes: Passes, costs:
     n_samples = sum(len(passes.eval_s[n]) for n in ratios)
     cost, weight = _moved(old.cost, old.weight, seen, n_samples / (n_samples + HALF))
     return RowCost(1, cost, weight)
+
+
+def _habits(profile: Profile, judged: Tally, *, greedy: bool) -> tuple[Habit, ...]:
+    """Evidence of acceptance after an answer."""
+    habits = {each.greedy: each for each in profile.evidence.habits}
+    if judged.n:
+        old, first = habits.get(greedy) or profile.habit(greedy=greedy), FIRST_WEIGHT[profile.source]
+        habits[greedy] = _habit(old, judged, first, greedy=greedy)
+    return tuple(habits[each] for each in sorted(habits))
 
 
 def _habit(old: Habit | None, judged: Tally, first: float, *, greedy: bool) -> Habit:

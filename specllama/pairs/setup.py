@@ -16,7 +16,7 @@ from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
 from specllama.core.gain import Cost, unmeasured
-from specllama.core.types import Cancel, Drafter, DraftPolicy
+from specllama.core.types import Cancel, Drafter, DraftPolicy, LanguageModel
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, TREE, DraftSettings
 from specllama.drafters.calibration import Calibration
 from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile, rows_of
@@ -532,6 +532,12 @@ def require_fit(setup: Setup, listener: Listener) -> None:
         listener.detail(f"{row.test}: {row.reason}")
 
 
+def drafter_for(target: LanguageModel, draft: LanguageModel | None, strategy: str, settings: DraftSettings) -> Drafter:
+    """The drafter of a strategy. `draft`: in the target's token ids."""
+    settings = replace(settings, vocab_size=target.vocab_size, n_leaves=target.caps.max_leaves)
+    return REGISTRY[strategy].make(draft, settings)
+
+
 @dataclass(slots=True)
 class Models:
     """A loaded target and draft. A context manager that frees them."""
@@ -548,9 +554,7 @@ class Models:
             self.draft.watch(cancel)
 
     def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
-        target = self.target
-        settings = replace(settings, vocab_size=target.vocab_size, n_leaves=target.caps.max_leaves)
-        return REGISTRY[strategy].make(self.draft, settings)
+        return drafter_for(self.target, self.draft, strategy, settings)
 
     def drop_draft(self) -> None:
         """Free the draft."""

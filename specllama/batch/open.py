@@ -1,0 +1,135 @@
+"""A pool for a loaded pair: how many requests at once, their KV, and the engine of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from specllama.base.errors import MemoryShort
+from specllama.batch.budget import RowBudget, SharedCosts
+from specllama.batch.pool import Pool
+from specllama.batch.request import Request
+from specllama.batch.slot_view import SlotView
+from specllama.core.engine import Engine
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.types import Cancel, DraftPolicy, LanguageModel, Part
+from specllama.drafters.controller import Controller
+from specllama.drafters.translated import TranslatedModel
+from specllama.llama import LlamaModel, LlamaSlots
+from specllama.pairs.ask import Drafting
+from specllama.pairs.learning import accepted
+from specllama.pairs.setup import Models, Setup, drafter_for
+
+MOST_AT_ONCE = 16  # of auto: more requests make every answer slower for few tokens a second more
+NEAR_BEST = 0.95  # auto takes the fewest requests that reach this share of the best rate
+MAX_ROWS = 128  # tokens of a pass; each may need a row of logits, which takes memory
+
+
+def rate(setup: Setup, n: int) -> float:
+    """Tokens per T(1) that `n` requests at once are expected to emit together, by the pair's profile."""
+    costs = setup.assumed_costs if setup.profile is None else setup.profile.costs
+    policy = setup.policy(greedy=True)
+    share = costs.verify_cost(n) / n
+    if not isinstance(policy, Controller):
+        return 1.0 / share
+    policy.use(SharedCosts(costs, n, n - 1, n) if n > 1 else costs)
+    return policy.plan(policy.n_max, lag=None if setup.draft is None else 0).rate / share
+
+
+def how_many(setup: Setup, n_requests: int | None = None) -> int:
+    """How many requests to answer at once: the fewest, up to MOST_AT_ONCE, that are nearly the fastest."""
+    most = MOST_AT_ONCE if n_requests is None else max(min(n_requests, MOST_AT_ONCE), 1)
+    rates = {n: rate(setup, n) for n in range(1, most + 1)}
+    return next(n for n in rates if rates[n] >= NEAR_BEST * max(rates.values()))
+
+
+@contextmanager
+def open_pool(
+    models: Models,
+    setup: Setup,
+    drafting: Drafting,
+    *,
+    n_ctx: int,
+    n_slots: int | None = None,
+    n_requests: int | None = None,
+    cancel: Cancel | None = None,
+) -> Iterator[Pool]:
+    """A pool on the weights of `models`, with a KV of its own; the block's end frees it.
+
+    `n_ctx`: most tokens of a request, prompt and answer. `n_slots`: requests at once; None = by `how_many`, fewer if
+    the memory is short. `n_requests`: how many there are, if that is known. Raises UsageError, MemoryShort,
+    UnsupportedModel and BackendError.
+    """
+    auto = n_slots is None
+    n_slots = n_slots or how_many(setup, n_requests)
+    with ExitStack() as stack:
+        while True:
+            try:
+                target, draft = _slots(models, n_slots, n_ctx, stack)
+                break
+            except MemoryShort:
+                if not auto or n_slots == 1:
+                    raise
+                n_slots -= 1
+        pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
+        pool.stats.kv_bytes = sum(each.plan.need.kv for each in (target, draft) if each is not None)
+        yield pool
+
+
+def _slots(models: Models, n_slots: int, n_ctx: int, owner: ExitStack) -> tuple[LlamaSlots, LlamaSlots | None]:
+    """The KVs of target and draft. Raises as `LlamaSlots`."""
+
+    def opened(model: LlamaModel) -> LlamaSlots:
+        length = min(n_ctx, model.header.n_ctx_train or n_ctx)
+        rows = max(MAX_ROWS, model.caps.max_block)
+        leaves = model.caps.max_leaves
+        return stack.enter_context(LlamaSlots(model, n_slots=n_slots, n_ctx=length, max_rows=rows, n_leaves=leaves))
+
+    with ExitStack() as stack:
+        target = opened(models.target)
+        draft = None if models.loaded_draft is None else opened(models.loaded_draft)
+        owner.push(stack.pop_all())
+    return target, draft
+
+
+class _PairMaker:
+    """An `EngineMaker`: engines as `run` makes them, with a controller each.
+
+    What the drafts of ended requests showed is the prior of the next ones. The saved profile does not learn: the same
+    requests give the same texts again.
+    """
+
+    def __init__(self, models: Models, setup: Setup, drafting: Drafting) -> None:
+        self._draft, self._setup, self._drafting = models.draft, setup, drafting
+        self._budget = RowBudget()
+        self._drafts: dict[int, tuple[LanguageModel, KeptPrefix]] = {}  # by slot, in the target's ids, with its record
+        self._policies: dict[int, tuple[DraftPolicy | None, bool]] = {}  # by slot; and whether the request is greedy
+
+    def begin(self, target: SlotView, draft: SlotView | None, request: Request) -> Engine:
+        greedy = request.params.greedy
+        settings = self._setup.settings(self._drafting, greedy=greedy)
+        strategy = self._setup.strategy if request.drafts else NoDrafter.name
+        drafter = drafter_for(target, draft and self._in_target_ids(draft), strategy, settings)
+        policy = settings.policy if request.drafts else None
+        self._budget.join(target.slot, policy)
+        self._policies[target.slot] = policy, greedy
+        return Engine(target, drafter, rule=self._drafting.rule)
+
+    def _in_target_ids(self, draft: SlotView) -> LanguageModel:
+        if draft.slot not in self._drafts:
+            model = self._draft.over(draft) if isinstance(self._draft, TranslatedModel) else draft
+            self._drafts[draft.slot] = model, KeptPrefix.of(model)
+        return self._drafts[draft.slot][0]
+
+    def end(self, slot: int) -> None:
+        self._budget.leave(slot)
+        policy, greedy = self._policies.pop(slot, (None, False))
+        profile = self._setup.profile
+        if isinstance(policy, Controller) and profile is not None:
+            learned = accepted(profile, policy.calibration.judged, greedy=greedy)
+            self._setup = replace(self._setup, profile=learned)
+
+    def passed(self, parts: Sequence[Part], n_drafting: int) -> None:
+        self._budget.passed(parts, n_drafting)
