@@ -21,7 +21,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from toolchain import make_plan  # noqa: E402
 from wheelhouse import build_env, cache_home, n_cores  # noqa: E402
 
-PROGRAMS = ("llama-speculative-simple", "llama-speculative", "llama-completion", "llama-server", "llama-bench")
+PROGRAMS = (
+    "llama-speculative-simple", "llama-speculative", "llama-completion", "llama-server", "llama-bench",
+    "llama-batched-bench",
+)  # fmt: skip
 # Flags of the bindings that leave the programs out.
 OWN_FLAGS = ("-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAVA_BUILD=OFF")
 PROGRAM_FLAGS = ("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF")
@@ -38,14 +41,15 @@ def programs() -> Path:
         return folder
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "-d", temporary,
-             f"llama-cpp-python=={plan.bindings}"],
-            check=True,
-        )  # fmt: skip
-        (archive,) = Path(temporary).glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(home, filter="data")
+        if not list(home.glob("llama_cpp_python-*/vendor/llama.cpp")):
+            subprocess.run(
+                [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "-d",
+                 temporary, f"llama-cpp-python=={plan.bindings}"],
+                check=True,
+            )  # fmt: skip
+            (archive,) = Path(temporary).glob("*.tar.gz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(home, filter="data")
         (source,) = home.glob("llama_cpp_python-*/vendor/llama.cpp")
         env = build_env(plan, os.environ, Path(temporary))
         flags = [flag for flag in plan.flags if flag not in OWN_FLAGS]

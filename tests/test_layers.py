@@ -29,9 +29,9 @@ MAY_IMPORT: dict[str, str] = {
     "tuning": "base core prompts drafters kernels llama chat pairs",
     "derive": "base core drafters files llama pairs tuning",
     "batch": "base core drafters llama chat pairs",
-    "bench": "base core prompts drafters llama tuning",
+    "bench": "base core prompts drafters llama tuning batch",
     "audit": "base core drafters",
-    "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
+    "cli": "base core prompts drafters files llama chat pairs tuning derive batch bench audit",
     "top": "base core drafters chat pairs tuning batch cli",
 }
 # Which packages a room may import besides the standard library.

@@ -19,7 +19,7 @@ from specllama.base.jsonable import parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import counted, decoded
 from specllama.chat.conversation import Message
-from specllama.chat.format import KINDS, AnswerFormat, format_of
+from specllama.chat.format import KINDS, AnswerFormat, given_format
 from specllama.chat.settings import MAX_SEED, OTHER_NAMES, SETTINGS, Settings
 
 JSONL, TEXT, CSV = "jsonl", "text", "csv"
@@ -31,7 +31,7 @@ RequestId: TypeAlias = str | int
 Value: TypeAlias = tuple[int, bytes, object]  # the number of a line, its bytes, and what it says, or an error
 
 _FIELDS = ("id", "prompt", "messages", "system", "raw", "params")
-_FORMATS = {kind.replace("-", "_"): kind for kind in KINDS}
+_FORMATS = tuple(kind.replace("-", "_") for kind in KINDS)
 # The keywords of the Python API; other names of these settings work as well.
 _PARAMS = (
     "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
@@ -296,12 +296,13 @@ def _messages(asked: Mapping[str, object]) -> tuple[Message, ...]:
 def _changed(settings: Settings, params: Mapping[str, object]) -> Settings:
     """`settings` with the settings of a request, checked as the options are. Raises UsageError."""
     given = {name: value for name, value in params.items() if value is not None}
-    if len(forms := [name for name in given if name in _FORMATS]) > 1:
-        raise UsageError(f"{forms[0]} and {forms[1]} exclude each other: each says what the answer is")
+    forms = {name: given.pop(name) for name in _FORMATS if name in given}
+    if forms:
+        form = _known_format(json.dumps(forms))
+        if isinstance(form, UsageError):
+            raise form.with_traceback(None)
+        settings = replace(settings, format=form)
     for name, value in given.items():
-        if name in _FORMATS:
-            settings = replace(settings, format=_format(name, value))
-            continue
         plain = name.replace("_", "-")
         known = OTHER_NAMES.get(plain, plain)
         if known not in _SETTING_OF.values():
@@ -314,12 +315,10 @@ def _changed(settings: Settings, params: Mapping[str, object]) -> Settings:
     return settings
 
 
-def _format(name: str, value: object) -> AnswerFormat:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return _known_format(_FORMATS[name], text, name)
-
-
 @lru_cache(maxsize=64)
-def _known_format(kind: str, text: str, name: str) -> AnswerFormat:
-    """`format_of`; the requests of a file mostly share a format, and checking one takes up to seconds."""
-    return format_of(kind, text, name)
+def _known_format(text: str) -> AnswerFormat | UsageError | None:
+    """`given_format` of JSON, or its error. Requests mostly share a format, and checking one takes up to seconds."""
+    try:
+        return given_format(json.loads(text))
+    except UsageError as error:
+        return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
@@ -87,6 +87,16 @@ class BatchStats:
             self.first_s.append(times.first - times.started)
             if len(done.tokens) > 1:
                 self.token_s.append((times.ended - times.first) / (len(done.tokens) - 1))
+
+    def merge(self, other: BatchStats) -> None:
+        """Add the counters of another pool for as many requests at once."""
+        self.spec.merge(other.spec)
+        for each in fields(self):
+            mine, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, list):
+                mine += more
+            elif each.name not in ("n_slots", "kv_bytes", "spec"):
+                setattr(self, each.name, mine + more)
 
     @property
     def request_s(self) -> float:

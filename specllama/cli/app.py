@@ -34,6 +34,7 @@ class LazyCommand:
 
 COMMANDS = {
     "run": LazyCommand("specllama.cli.run", "run", "Answer one prompt."),
+    "batch": LazyCommand("specllama.cli.batch.command", "batch", "Answer a file of prompts, many at once."),
     "chat": LazyCommand("specllama.cli.chat.command", "chat", "Chat with the target; the drafts are shown."),
     "check": LazyCommand("specllama.cli.check.command", "check", "Check whether a draft fits its target."),
     "tune": LazyCommand("specllama.cli.tune", "tune", "Measure a pair and store the fastest draft settings."),
@@ -49,7 +50,7 @@ COMMANDS = {
 }
 
 
-CONFIGURED = ("run", "chat")  # other commands measure, with options that a report must name
+CONFIGURED = ("run", "chat", "batch")  # other commands measure, with options that a report must name
 
 
 @cache  # typer takes tens of milliseconds for a command's options, and the message of a wrong use needs them again

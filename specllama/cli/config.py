@@ -1,4 +1,4 @@
-"""`specllama config`, and the user's `config.toml`: defaults of `run` and `chat`."""
+"""`specllama config`, and the user's `config.toml`: defaults of `run`, `chat` and `batch`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def load() -> dict[str, Any]:
 
 
 def defaults() -> dict[str, Any]:
-    """The values of `config.toml` by parameter of `run` and `chat`. Raises ConfigError."""
+    """The values of `config.toml` by parameter of the commands. Raises ConfigError."""
     found = {KEYS[name].parameter: value for name, value in load().items() if KEYS[name].parameter}
     return found if "history" not in found else {**found, "history": on_off("history", found["history"])}
 
@@ -129,7 +129,7 @@ def _offered(ctx: typer.Context, incomplete: str) -> list[Offer]:
 @with_options
 def config(
     name: Annotated[
-        str | None, typer.Argument(metavar="SETTING", help="A long option of run and chat, or a look.")
+        str | None, typer.Argument(metavar="SETTING", help="A long option of run, chat and batch, or a look.")
     ] = None,
     value: Annotated[
         str | None, typer.Argument(metavar="VALUE", help="The new value.", autocompletion=_offered)
@@ -137,7 +137,7 @@ def config(
     unset: Annotated[bool, Option("--unset", "Remove the value: the default holds again.")] = False,
     color: Color = "auto",
 ) -> None:
-    """Show and change settings that stay: defaults of run and chat, in config.toml.
+    """Show and change settings that stay: defaults of run, chat and batch, in config.toml.
 
     Options by their long names (temp, ctx-size, pair), and the look of answers (colors, strip, fold).
     """

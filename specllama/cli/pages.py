@@ -46,6 +46,22 @@ PAGES = {
         ),
         ("--system-prompt", "--load", "--pair", "--model", "--model-draft", "--temp", "--ctx-size"),
     ),
+    "batch": Page(
+        (
+            "specllama batch prompts.jsonl -o answers.jsonl",
+            'specllama batch m.csv --template "Spam? {text}" --regex "yes|no" -o a.jsonl',
+            "specllama batch prompts.jsonl -o answers.jsonl --resume",
+        ),
+        (
+            "PROMPTS",
+            "--output",
+            "--resume",
+            "--template",
+            "--model",
+            "--predict",
+            "--parallel",
+        ),
+    ),
     "check": Page(
         (
             "specllama check qwen2.5-coder-7b",

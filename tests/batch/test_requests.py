@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tracemalloc
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -77,21 +78,22 @@ def test_settings_have_the_names_of_the_python_api_and_of_the_options(form: str)
 
 def test_a_schema_may_be_an_object_and_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: seconds for checking the same schema in every line."""
-    calls: list[str] = []
-    original = requests.format_of
+    calls: list[Mapping[str, object]] = []
+    original = requests.given_format
 
-    def spy(kind: str, text: str, name: str) -> AnswerFormat:
-        calls.append(text)
-        return original(kind, text, name)
+    def spy(fields: Mapping[str, object]) -> AnswerFormat | None:
+        calls.append(fields)
+        return original(fields)
 
-    monkeypatch.setattr(requests, "format_of", spy)
+    monkeypatch.setattr(requests, "given_format", spy)
     requests._known_format.cache_clear()
-    line = b'{"prompt": "a", "json_schema": {"type": "boolean"}}\n'
-    found = read(line * 3)
-    assert [each.settings.format and each.settings.format.kind for each in found if isinstance(each, Asked)] == (
-        ["json-schema"] * 3
-    )
-    assert calls == ['{"type": "boolean"}']
+    found = read(b'{"prompt": "a", "json_schema": {"type": "boolean"}}\n' * 3)
+    kinds = [each.settings.format and each.settings.format.kind for each in found if isinstance(each, Asked)]
+    assert kinds == ["json-schema"] * 3
+    assert calls == [{"json_schema": {"type": "boolean"}}]
+    found = read(b'{"prompt": "a", "json_schema": {"type": "none"}}\n' * 3)
+    assert [type(each) for each in found] == [BadLine] * 3
+    assert len(calls) == 2
 
 
 def test_a_seed_is_one_more_for_each_line() -> None:

@@ -98,7 +98,7 @@ class Option:
             help=self.help,
             metavar=metavar or None,
             parser=partial(_checked, self.check, long_name) if self.check else None,
-            autocompletion=completer(long_name, self.check),
+            autocompletion=completer("" if metavar == "TEXT" else long_name, self.check),
             envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
             rich_help_panel=panel,
         )
@@ -171,7 +171,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         of_fields = get_type_hints(group, include_extras=True)
         for field in dataclasses.fields(group):
-            parameters.append(_parameter(field.name, of_fields[field.name], field.default, group.title))
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            parameters.append(_parameter(field.name, of_fields[field.name], default, group.title))
 
     def flat(ctx: typer.Context, **values: Any) -> None:
         _refuse_empty(ctx, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -23,6 +23,7 @@ from specllama.bench import machine
 from specllama.bench import plots as bench_plots
 from specllama.bench import run as core
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
+from specllama.bench.parallel import ParallelReport
 from specllama.bench.report import BenchPlan, BenchReport, BenchRun
 from specllama.bench.verdict import verdict
 from specllama.cli.args.grouping import with_options
@@ -37,6 +38,7 @@ from specllama.cli.bench.options import (
     BenchRuns,
     BenchSampling,
 )
+from specllama.cli.bench.parallel import bench_parallel, parallel_lines, parallel_text
 from specllama.cli.bench.view import comparison_lines, csv_lines, event_line, report_lines
 from specllama.cli.errors import told
 from specllama.cli.record import versions
@@ -90,18 +92,22 @@ def bench(
             "answers in a format end by themselves, with tokens of the models (expected --natural-stop)",
             hint="add --natural-stop, and omit --synthetic",
         )
-    drafting, sampling = _swept(drafting, sampling, runs)
     target = _target(options.output)
+    if runs.parallel is not None:
+        if options.plots is not None:
+            raise UsageError("--parallel has no plots", hint="leave out --plots")
+        settings = _settings(models, runs, drafting, sampling, hardware, formats)
+        found = bench_parallel(
+            models, runs, drafting, sampling, hardware, formats.format, _prompts(runs), settings, output
+        )
+        _deliver_parallel(found, target, options, output)
+        return
+    drafting, sampling = _swept(drafting, sampling, runs)
     if options.plots is not None:
         bench_plots.prepare(storage.meant(options.plots))
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
-    settings: dict[str, object] = {}
-    for group in (models, runs, drafting, sampling, hardware):
-        settings |= asdict(group)
-    settings |= {name: each and each["text"] for name, each in asdict(formats).items()}
-    settings["spec_draft_n_max"] = [each.to_json() for each in drafting.spec_draft_n_max]
     llama.set_log(None)
     job = BenchJob(
         wishes=wishes,
@@ -114,7 +120,7 @@ def bench(
         machine=machine.look(),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=shlex.join(["specllama", *sys.argv[1:]]),
-        settings=json.loads(to_json(settings)),  # tuples become lists, as in a file
+        settings=_settings(models, runs, drafting, sampling, hardware, formats),
         versions=versions(build_info()),
         warnings=(subject.without_auto,) if subject.without_auto else (),
     )
@@ -130,6 +136,24 @@ def bench(
         _deliver(report, failure, target, options, output)
         if failure is not None:
             raise failure
+
+
+def _settings(
+    models: BenchModels,
+    runs: BenchRuns,
+    drafting: BenchDrafting,
+    sampling: BenchSampling,
+    hardware: BenchHardware,
+    formats: FormatOptions,
+) -> dict[str, object]:
+    """The values of all options, as in a file."""
+    settings: dict[str, object] = {}
+    for group in (models, runs, drafting, sampling, hardware):
+        settings |= asdict(group)
+    settings |= {name: each and each["text"] for name, each in asdict(formats).items()}
+    settings["spec_draft_n_max"] = [each.to_json() for each in drafting.spec_draft_n_max or ()]
+    found: dict[str, object] = json.loads(to_json(settings))  # tuples become lists
+    return found
 
 
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
@@ -187,7 +211,7 @@ def _deliver(
         kept = nullcontext() if target else not_lost(output, f".{form}", lambda: _text(report, form))
         with kept:
             if form == "md":
-                _show(report, output, full=options.verbose)
+                _show(report_lines(report, full=options.verbose, width=output.out.width or None), output)
             elif form != "jsonl":
                 output.text(_text(report, form))
             elif failure is not None:  # else its lines were printed during the runs
@@ -211,9 +235,21 @@ def _deliver(
         raise errors[-1]
 
 
-def _show(report: BenchReport, output: Output, *, full: bool) -> None:
-    """The report as Markdown. On a terminal prose is wrapped and tables are not."""
-    for line in report_lines(report, full=full, width=output.out.width or None):
+def _deliver_parallel(report: ParallelReport, target: Path | None, options: BenchOutput, output: Output) -> None:
+    if target is not None:
+        write_report(target, parallel_text(report, _form(target)), output)
+    kept = nullcontext() if target else not_lost(output, f".{options.format}", lambda: parallel_text(report, form))
+    form = options.format
+    with kept:
+        if form == "md":
+            _show(parallel_lines(report), output)
+        else:
+            output.text(parallel_text(report, form))
+
+
+def _show(lines: Iterable[str], output: Output) -> None:
+    """Markdown. On a terminal prose is wrapped and tables are not."""
+    for line in lines:
         (output.line if line.startswith("|") else output.prose)(line)
 
 

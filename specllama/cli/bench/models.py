@@ -89,7 +89,8 @@ def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
     )
 
 
-def _hardware(options: BenchHardware, load: Load) -> Hardware:
+def hardware_for(options: BenchHardware, load: Load) -> Hardware:
+    """The hardware options with the values of one load."""
     return replace(
         hardware_of(options),
         n_threads=load.n_threads,
@@ -131,7 +132,7 @@ def prepare(
     extra = models.model_draft or []
     one = replace(names_of(models), draft=extra[0] if extra else None)
     listener = Said(output)
-    plain = _hardware(hardware, loads_of(hardware)[0])
+    plain = hardware_for(hardware, loads_of(hardware)[0])
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
     longest = max([1, *(each.longest for each in drafting.spec_draft_n_max if not each.is_auto)])
     if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
@@ -230,7 +231,7 @@ class Opener:
         options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v, rollback=load.rollback)
         if load.n_threads is not None:  # else the profile's
             options = replace(options, n_threads=load.n_threads)
-        return replace(setup, target_options=options, hardware=_hardware(self.hardware, load))
+        return replace(setup, target_options=options, hardware=hardware_for(self.hardware, load))
 
     @contextmanager
     def __call__(self, load: int) -> Iterator[Loaded]:

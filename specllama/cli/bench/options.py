@@ -124,6 +124,14 @@ class BenchRuns:
             _budget,
         ),
     ] = "10m"
+    parallel: Annotated[
+        Any,
+        Option(
+            "-np --parallel N,...",
+            "Measure many requests at once instead, these numbers of them, with and without drafts.",
+            several(whole(1, 64)),
+        ),
+    ] = None
     repetitions: Annotated[
         int | None, Option("-r --repetitions N", "Repetitions of each run. [by budget]", whole(1))
     ] = None

@@ -1,0 +1,1 @@
+"""`specllama batch`: the requests of a file."""

@@ -1,0 +1,281 @@
+"""`specllama batch`: answer the requests of a file, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeGuard
+
+import typer
+
+from specllama import llama
+from specllama.base.disk import stamp_of
+from specllama.base.errors import BackendError, ContextFull, Interrupted, PromptError, SpecllamaError, UsageError
+from specllama.base.jsonable import parsed
+from specllama.base.ranges import AUTO, MAX_CTX, MIN_CTX
+from specllama.base.text import counted
+from specllama.batch.answers import ANSWER, ERROR, SCHEMA, START, AnswerFile, Kept, already_there, kept_in
+from specllama.batch.open import open_pool
+from specllama.batch.pool import Pool
+from specllama.batch.request import Done, Request
+from specllama.batch.requests import Asked, RequestReader
+from specllama.chat.conversation import Conversation
+from specllama.chat.settings import Settings, require_known
+from specllama.chat.settings import to_json as settings_json
+from specllama.chat.stream import TextStream
+from specllama.cli.args.grouping import with_options
+from specllama.cli.args.options import DraftOptions, FormatOptions, ModelOptions
+from specllama.cli.batch.options import AnswerOptions, BatchHardware, BatchSampling, RequestOptions
+from specllama.cli.batch.source import Put, RequestFile, Survey, pool_requests, prompts
+from specllama.cli.batch.view import BatchTally, report_lines
+from specllama.cli.codes import FAILED
+from specllama.cli.loading import Said, ask_of
+from specllama.cli.prompting import system_prompt_of, template_of
+from specllama.cli.record import acceptance, describe_model, timings, versions
+from specllama.cli.reports import writable
+from specllama.cli.screen.keyboard import silent_keyboard
+from specllama.cli.screen.output import Output, open_output, to_json
+from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.worker import Worker, interruptible
+from specllama.cli.tuned import measured, say_profile
+from specllama.core.noise import SeedMode
+from specllama.core.types import Cancel, PieceOf
+from specllama.llama import build_info
+from specllama.llama.vocab import Vocabulary
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Ask
+from specllama.pairs.setup import Models, Setup
+
+GAP_S = 0.2  # between two writings: answers that end together wait for the disk once
+# Settings that change nothing but the speed, or that no request has.
+_NOT_DECISIVE = ("spec_type", "spec_draft_n_max", "spec_draft_p_min", "draft_temp", "verify_rule", "spec", "think")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What is to be answered, and where the answers go."""
+
+    source: RequestFile
+    reader: RequestReader
+    template: str | None  # the chat template instead of the model's
+    path: Path | None  # of the answers; None = stdout
+    kept: Kept
+    settings: Mapping[str, object]  # those that decide what the answers are
+
+    def conversation(self, vocab: Vocabulary, setup: Setup) -> Conversation:
+        return Conversation(vocab, self.template or setup.target.template)
+
+
+@with_options
+def batch(
+    requests: RequestOptions,
+    answers: AnswerOptions,
+    models: ModelOptions,
+    drafting: DraftOptions,
+    sampling: BatchSampling,
+    formats: FormatOptions,
+    hardware: BatchHardware,
+) -> None:
+    """Answer the requests of a file, many at once in one model.
+
+    A JSON line is a text, or an object with prompt or messages, and id, system, raw and settings as in the Python API:
+    temperature, seed, max_tokens, stop, json_schema and so on. A line that is no request gives an error in the answers
+    and exit code 1; the others are answered. Ctrl-C keeps the finished answers, and --resume goes on after any end.
+    """
+    out = open_output(color=answers.color, format="jsonl", quiet=answers.quiet, verbose=answers.verbose)
+    llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
+    source, path = RequestFile.of(requests.prompts, requests.input_format), _place(answers)
+    settings = Settings(
+        params=sampling.params,
+        seed=sampling.seed,
+        seed_mode=SeedMode(sampling.seed_mode),
+        n_predict=sampling.predict,
+        stops=tuple(sampling.stop or ()),
+        format=formats.format,
+    )
+    system, template = system_prompt_of(requests), template_of(requests.chat_template)
+    reader = RequestReader(source.kind, settings, system, requests.raw, requests.row_template)
+    read = source.read(reader)
+    if (first := next(read, None)) is None:
+        raise PromptError(f"{source.name} has no requests")
+    kept = Kept() if path is None or not path.exists() else kept_in(path)
+    ask, listener = ask_of(models, drafting, hardware), Said(out)
+    setup = pair_setup.prepare(pair_setup.choose(ask, listener), listener)
+    require_known(settings.params.logit_bias, setup.target.header.n_vocab)
+    stamp = stamp_of(setup.target.path)
+    decisive = {
+        **{name: value for name, value in settings_json(settings).items() if name not in _NOT_DECISIVE},
+        "system_prompt": system,
+        "template": requests.row_template and requests.row_template.text,
+        "chat_template": template,
+        "raw": requests.raw,
+        "target": [stamp.n_bytes, stamp.sample],
+    }
+    work = BatchWork(source, reader, template, path, kept, parsed(to_json(decisive)))  # as in a file
+    kept.require(work.settings)
+    survey, n_ctx = None, setup.target_options.n_ctx
+    if source.can_be_read_twice:
+        read.close()
+        with closing(llama.load_vocabulary(setup.target.header)) as vocab, listener.working("reading the requests"):
+            conversation, most = work.conversation(vocab, setup), setup.target.header.n_ctx_train or MAX_CTX
+            survey = Survey.of(filter(kept.waits, source.read(reader)), vocab, conversation, n_ctx, most)
+        if not survey.n_requests:
+            out.note(f"{path} holds all answers")
+            _end(kept.n_errors)
+            return
+        if hardware.ctx_size is None:
+            n_ctx = max(survey.n_ctx, MIN_CTX)
+    pair_setup.require_fit(setup, listener)
+    say_profile(setup, ask.names, out)
+    cancel, tally = Cancel(), BatchTally(None if survey is None else survey.n_requests)
+    with ExitStack() as stack:
+        restore = stack.enter_context(silent_keyboard(out.out))
+        stack.enter_context(interruptible(cancel, restore))
+        loaded = stack.enter_context(pair_setup.load_models(setup, listener, cancel))
+        loaded.watch(cancel)
+        setup = measured(setup, loaded, out)
+        n_slots = None if hardware.parallel == AUTO else hardware.parallel
+        opened = open_pool(
+            loaded, setup, ask.drafting, n_ctx=n_ctx, n_slots=n_slots, n_requests=tally.total, cancel=cancel
+        )
+        pool = stack.enter_context(opened)
+        at_once = f"{counted(pool.stats.n_slots, 'request')} at once, {counted(n_ctx, 'token')} of context each"
+        out.note(at_once + (f" (line {survey.n_line} is the longest)" if survey and survey.n_line else ""))
+        header = {"event": START, "schema": SCHEMA, "settings": work.settings, **_about(loaded, setup, ask)}
+        put = _opened(work, out, stack)
+        if not kept.header:
+            put([to_json(header)])
+        asked = source.read(reader) if source.can_be_read_twice else chain([first], read)
+        vocab = loaded.target.vocab
+        conversation = work.conversation(vocab, setup)
+        if conversation.notice:
+            out.note(f"note: {conversation.notice}")
+        found = pool_requests(prompts(filter(kept.waits, asked), vocab, conversation), vocab)
+        try:
+            _answer(pool, found, put, tally, vocab.piece, out, in_order=answers.in_order)
+        finally:
+            if path is not None and cancel.is_set():
+                out.note(f"{path} has {counted(tally.n_answers, 'new answer')}; to go on: --resume")
+        if conversation.system_merged:
+            out.note("note: the chat template has no system prompt: it was put before the prompts")
+        for line in report_lines(tally, pool.stats):
+            out.note(line)
+        if answers.json:
+            figures = {**tally.to_json(), "parallel": pool.stats.n_slots, "n_ctx": n_ctx, "stats": pool.stats.to_json()}
+            out.data({**header, "event": "report", **figures})
+    _end(kept.n_errors + tally.n_errors)
+
+
+def _answer(
+    pool: Pool,
+    requests: Iterable[Request | Done],
+    put: Callable[[list[str]], None],
+    tally: BatchTally,
+    piece: PieceOf,
+    out: Output,
+    *,
+    in_order: bool,
+) -> None:
+    """Answer in a second thread; the answers go to `put` as they come. Raises the error of a shared pass."""
+    tally.begin()
+    with (
+        StatusLine(out, logs=True) as status,
+        Worker(pool.run(requests, in_order=in_order), pool.cancel) as worker,
+    ):
+        for ended in worker.batches(GAP_S):
+            own = [done for done in ended if done.reason != "cancelled" and not _is_shared(done.error)]
+            if own:
+                put([to_json(entry(done, piece)) for done in own])
+            for text in tally.take(own):
+                status.clear()
+                out.warn(text)
+            for done in ended:
+                if _is_shared(done.error) and not isinstance(done.error, Interrupted):
+                    raise done.error
+            status.show("answering", tally.share, tally.detail(pool.stats))
+
+
+def _end(n_errors: int) -> None:
+    if n_errors:
+        raise typer.Exit(FAILED)
+
+
+def _place(options: AnswerOptions) -> Path | None:
+    """The file for the answers; None for stdout. Raises UsageError."""
+    if options.output is None:
+        needing = "--resume" if options.resume else "--json" if options.json else ""
+        if needing:
+            hint = f"specllama batch PROMPTS -o FILE {needing}"
+            raise UsageError(f"{needing} needs a file for the answers", hint=hint)
+        return None
+    path = writable("--output", options.output)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--output {options.output} is no regular file", hint="without -o, answers go to stdout")
+    if path.exists() and not options.resume:
+        raise already_there(path)
+    return path
+
+
+def _opened(work: BatchWork, out: Output, stack: ExitStack) -> Callable[[list[str]], None]:
+    """What takes the lines of answers: a file, which `stack` closes, or stdout."""
+    if work.path is None:
+        return lambda lines: out.out.write("".join(f"{line}\n" for line in lines))
+    return stack.enter_context(AnswerFile(work.path, work.kept if work.path.exists() else None)).add
+
+
+def _about(models: Models, setup: Setup, ask: Ask) -> dict[str, object]:
+    """What the first line of the answers says of the models and the drafts."""
+    draft = models.loaded_draft
+    return {
+        "versions": versions(build_info()),
+        "drafting": {"strategy": setup.strategy, "length": setup.length.to_json(), "rule": ask.drafting.rule.value},
+        "models": {
+            "target": describe_model(setup.target, models.target),
+            "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,
+        },
+    }
+
+
+def _is_shared(error: SpecllamaError | None) -> TypeGuard[SpecllamaError]:
+    """True for the error of a pass for many requests: it says nothing of this one, which is to be answered again."""
+    return isinstance(error, BackendError) and not isinstance(error, ContextFull)
+
+
+def entry(done: Done, piece: PieceOf) -> dict[str, object]:
+    """The line of a request that has ended."""
+    put, error = done.id, done.error
+    assert isinstance(put, Put)
+    asked = put.asked
+    about = {
+        "event": ANSWER if error is None else ERROR,
+        "id": asked.id if isinstance(asked, Asked) else None,
+        "line": asked.n_line,
+        "request": asked.digest,
+    }
+    if error is not None:
+        return {**about, "error": {"kind": type(error).__name__, "message": str(error), "hint": error.hint}}
+    assert isinstance(asked, Asked)
+    answer = TextStream(piece, asked.settings.stops)
+    for token in done.tokens:
+        answer.push(token)
+    answer.finish()
+    times = done.times
+    return {
+        **about,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "finish_reason": done.reason,
+        "seed": put.seed,
+        "timings": timings(done.stats),
+        "acceptance": acceptance(done.stats),
+        "times": times
+        and {
+            "queued_s": times.started - times.taken,
+            "first_token_s": None if times.first is None else times.first - times.started,
+            "waited_s": times.waited_s,
+            "total_s": times.ended - times.taken,
+        },
+    }

@@ -1,0 +1,342 @@
+"""`specllama batch`: requests from a file, answers in a file, and what happens in between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.cli.batch import command
+from specllama.cli.batch.source import SPARE
+from tests.cli.conftest import EVIL, SILENT, SPECLLAMA, Pair, Run, record_of
+from tests.homes import file_size_limit
+
+FIXED = ("--temp", "0", "-n", "8", *SILENT)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def entries(path: Path) -> list[tuple[str, object, int]]:
+    """Event, id and line number of each answer, without the first line of the file."""
+    start, *rest = lines_of(path)
+    assert start["event"] == "start"
+    return [(each["event"], each["id"], each["line"]) for each in rest]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Four requests and two bad lines."""
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        '"hello"',
+        "nope",
+        '{"id": "x", "prompt": "bye", "max_tokens": 3}',
+        '{"prompt": "a", "top": 1}',
+        '"b"',
+        '"c"',
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_every_line_has_an_answer_or_an_error(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: a bad line that stops the others, or is left out; success for a file with errors."""
+    result = specllama("batch", *talker.options, str(prompts), "-o", "a.jsonl", "--in-order", *FIXED)
+    assert (result.code, result.out) == (1, "")
+    assert entries(Path("a.jsonl")) == [
+        ("answer", 1, 1),
+        ("error", None, 2),
+        ("answer", "x", 3),
+        ("error", None, 4),
+        ("answer", 5, 5),
+        ("answer", 6, 6),
+    ]
+    _, first, bad, short, *_ = lines_of(Path("a.jsonl"))
+    assert (len(first["tokens"]), len(short["tokens"]), short["finish_reason"]) == (8, 3, "length")
+    assert first["timings"]["predicted_n"] == first["acceptance"]["emitted"] == 8
+    assert bad["error"]["kind"] == "PromptError"
+
+
+def test_an_answer_is_that_of_run(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: another template, another system prompt or other settings than with one prompt."""
+    options = [*talker.options, "-sys", "be brief", "--seed", "3", "--seed-mode", "same", "-n", "8", *SILENT]
+    specllama("batch", *options, str(prompts), "-o", "a.jsonl")
+    found = {each["line"]: each for each in lines_of(Path("a.jsonl"))[1:]}
+    for n_line, prompt in ((1, "hello"), (5, "b")):
+        record = record_of(specllama("run", *options, "--seed", str(3 + n_line - 1), "--json", prompt))
+        assert (found[n_line]["text"], found[n_line]["tokens"]) == (record["text"], record["tokens"])
+        assert found[n_line]["seed"] == record["settings"]["seed"]
+
+
+def test_without_a_file_the_answers_go_to_stdout(specllama: Run, talker: Pair) -> None:
+    """Prevents: progress among the answers; a pipe of prompts that has to become a file first."""
+    args = ["batch", *talker.options, "-", "--input-format", "text", "--in-order", *FIXED]
+    result = specllama(*args, stdin=b"hello\n\nbye\n")
+    assert result.code == 0
+    found = [json.loads(line) for line in result.out.splitlines()]
+    assert [(each["event"], each.get("line")) for each in found] == [("start", None), ("answer", 1), ("answer", 3)]
+    assert specllama(*args, "-q", stdin=b"hello\n").err == ""
+
+
+def test_statistics_as_json(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: figures that no program can read."""
+    result = specllama("batch", *talker.options, str(prompts), "-o", "a.jsonl", "--json", "-q", *FIXED)
+    record = json.loads(result.out)
+    assert (result.code, record["answers"], record["errors"], record["cut"], record["requests"]) == (1, 4, 2, 4, 6)
+    assert record["stats"]["spec"]["n_emitted"] == 3 * 8 + 3
+
+
+def test_resume_answers_what_is_missing(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: an answer twice; a request without an answer; an error that a resumed batch forgets."""
+    args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", "--in-order", *FIXED]
+    specllama(*args)
+    whole = Path("a.jsonl").read_bytes()
+    answers = [(each["id"], each.get("tokens")) for each in lines_of(Path("a.jsonl"))[1:]]
+    n_bytes = len(whole)
+    for cut in (0, 10, whole.index(b"\n") + 1, n_bytes // 2, n_bytes - 1, n_bytes):
+        Path("a.jsonl").write_bytes(whole[:cut])
+        assert specllama(*args, "--resume").code == 1
+        assert [(each["id"], each.get("tokens")) for each in lines_of(Path("a.jsonl"))[1:]] == answers
+
+
+def test_resume_makes_the_file_if_there_is_none(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: a script that needs two commands."""
+    assert specllama("batch", *talker.options, str(prompts), "-o", "a.jsonl", "--resume", *FIXED).code == 1
+    assert len(entries(Path("a.jsonl"))) == 6
+
+
+@pytest.mark.parametrize("change", ["file", "settings", "request", "order"])
+def test_what_does_not_fit_the_answers_is_refused(specllama: Run, talker: Pair, prompts: Path, change: str) -> None:
+    """Prevents: answers overwritten, or of two kinds in one file."""
+    args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", *FIXED]
+    specllama(*args)
+    before = Path("a.jsonl").read_bytes()
+    more = {"file": [], "settings": ["--resume", "--top-k", "3"]}.get(change, ["--resume"])
+    text = prompts.read_text()
+    if change == "request":
+        prompts.write_text(text.replace("hello", "hallo"))
+    elif change == "order":
+        prompts.write_text('"first"\n' + text)
+    assert specllama(*args, *more).code == 2
+    assert Path("a.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["p.md"], 2),
+        (["-"], 2),
+        (["missing.jsonl"], 2),
+        (["folder.jsonl"], 2),
+        (["empty.jsonl"], 1),
+        (["p.jsonl", "--resume"], 2),
+        (["p.jsonl", "--json"], 2),
+        (["p.jsonl", "-o", "folder.jsonl"], 2),
+        (["p.jsonl", "-o", "none/a.jsonl"], 2),
+        (["p.jsonl", "-o", "/dev/null"], 2),
+        (["p.jsonl", "-o", "p.jsonl", "--resume"], 2),
+        (["p.jsonl", "-o", "p.jsonl"], 2),
+        (["p.jsonl", "--parallel", "0"], 2),
+        (["p.jsonl", "--template", "no field"], 2),
+        (["p.jsonl", "--input-format", "xml"], 2),
+        (["p.jsonl", "--input-format", "csv"], 2),
+        ([], 2),
+    ],
+)
+def test_wrong_use_is_told_before_a_model_is_loaded(specllama: Run, tmp_path: Path, args: list[str], code: int) -> None:
+    """Prevents: a traceback; minutes of loading before a wrong option is told."""
+    (tmp_path / "p.jsonl").write_text('"a"\n')
+    (tmp_path / "p.md").write_text("a\n")
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "folder.jsonl").mkdir()
+    result = specllama("batch", "-m", "missing.gguf", *args)
+    assert (result.code, result.out, "error: " in result.err) == (code, "", True)
+    assert (tmp_path / "p.jsonl").read_text() == '"a"\n'
+
+
+def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, short_pair: Pair, tmp_path: Path) -> None:
+    """Prevents: an answer that a context cuts which could have been longer; memory for a context that nobody needs."""
+    requests_ = [
+        {"prompt": "x" * 100, "max_tokens": 5},
+        {"prompt": "x" * 300, "max_tokens": 40},
+        {"prompt": "x" * 9000},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, requests_)))
+    args = [
+        "batch",
+        *short_pair.options,
+        "p.jsonl",
+        "-n",
+        "4",
+        "--json",
+        "-q",
+        "--in-order",
+        "--logit-bias",
+        "258=-inf",
+    ]
+    result = specllama(*args, "-o", "a.jsonl")
+    assert result.code == 1
+    first, second, long = lines_of(Path("a.jsonl"))[1:]
+    assert (len(first["tokens"]), len(second["tokens"]), long["error"]["kind"]) == (5, 40, "PromptError")
+    record = json.loads(result.out)
+    needed = second["timings"]["prompt_n"] + second["timings"]["cache_n"] + 40
+    assert needed <= record["n_ctx"] <= needed + SPARE
+
+
+def test_what_a_stranger_wrote_reaches_the_terminal_as_plain_text(specllama: Run, talker: Pair, tmp_path: Path) -> None:
+    """Prevents: a prompt that moves the cursor, or hides what an error says."""
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps({"id": EVIL, "prompt": "a", EVIL: 1}) + "\n" + json.dumps({"id": EVIL, "prompt": EVIL})
+    )
+    result = specllama("batch", *talker.options, "p.jsonl", *FIXED)
+    assert result.code == 1
+    assert not {"\x1b", "\x9b", "\u202e", "\u200b", "\r"} & set(result.out + result.err)
+    assert json.loads(result.out.splitlines()[-1])["id"] == EVIL
+
+
+def test_formats_and_stops_of_a_request(specllama: Run, talker: Pair, tmp_path: Path) -> None:
+    """Prevents: settings of a request that are read and not used."""
+    lines = [{"prompt": "a", "regex": "yes|no"}, {"prompt": "a", "json_schema": {"type": "boolean"}}, {"prompt": "a"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert specllama("batch", *talker.options, "p.jsonl", "-o", "a.jsonl", "--in-order", *FIXED).code == 0
+    first, second, third = (each["text"] for each in lines_of(Path("a.jsonl"))[1:])
+    assert first in ("yes", "no")
+    assert second in ("true", "false")
+    stop = third[3:5]
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "stop": stop}))
+    assert specllama("batch", *talker.options, "p.jsonl", "-o", "b.jsonl", *FIXED).code == 0
+    assert lines_of(Path("b.jsonl"))[1]["text"] == third[: third.index(stop)]
+
+
+def test_a_full_disk_is_an_error_and_resume_goes_on(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: a traceback; half an answer in the file; answers that are lost."""
+    args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", *FIXED]
+    specllama(*args)
+    whole = Path("a.jsonl").stat().st_size
+    Path("a.jsonl").unlink()
+    with file_size_limit(whole - 500):
+        result = specllama(*args)
+    assert (result.code, result.err.count("--resume") > 0) == (1, True)
+    n_there = len(entries(Path("a.jsonl")))
+    assert n_there < 6
+    assert specllama(*args, "--resume").code == 1
+    assert len(entries(Path("a.jsonl"))) == 6
+
+
+def test_a_pass_that_fails_is_no_error_of_a_request(
+    specllama: Run, talker: Pair, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a thousand errors in the answers, each taken for an answer by --resume, because the backend failed."""
+    from specllama.base.errors import BackendError
+    from specllama.batch.request import Done
+
+    original = command.open_pool
+
+    class Failing:
+        def __init__(self, pool: Any) -> None:
+            self.stats = pool.stats
+
+        def run(self, asked: Any, **_options: Any) -> Any:
+            for each in asked:
+                yield Done(each.id, error=BackendError("llama_decode returned -3"))
+
+    class Opened:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._inner = original(*args, **options)
+
+        def __enter__(self) -> Failing:
+            return Failing(self._inner.__enter__())
+
+        def __exit__(self, *error: object) -> None:
+            self._inner.__exit__(*error)
+
+    monkeypatch.setattr(command, "open_pool", Opened)
+    prompts.write_text('"a"\n"b"\n')
+    args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", *FIXED]
+    assert specllama(*args).code == 1
+    assert entries(Path("a.jsonl")) == []
+    monkeypatch.setattr(command, "open_pool", original)
+    assert specllama(*args, "--resume").code == 0
+    assert len(entries(Path("a.jsonl"))) == 2
+
+
+def _command(pair: Pair, *more: str) -> list[str]:
+    return [*SPECLLAMA, "batch", *pair.options, "p.jsonl", "-o", "a.jsonl", "--temp", "0", *SILENT, "-q", *more]
+
+
+def _resumed(pair: Pair, *more: str) -> None:
+    subprocess.run(_command(pair, "--resume", *more), check=True, timeout=120)
+
+
+def _wait_for(path: Path, n_lines: int) -> None:
+    until = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < n_lines:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_answers_and_resume_goes_on(talker: Pair, tmp_path: Path) -> None:
+    """Prevents: an answer that was cut by Ctrl-C and counts as one; a traceback."""
+    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(60)))
+    child = subprocess.Popen(_command(talker, "-n", "200"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _wait_for(tmp_path / "a.jsonl", 4)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (130, b"", b"")
+    there = lines_of(tmp_path / "a.jsonl")[1:]
+    assert 3 <= len(there) < 60
+    assert {each["finish_reason"] for each in there} <= {"length", "stop"}
+    _resumed(talker, "-n", "200")
+    assert sorted(each["line"] for each in lines_of(tmp_path / "a.jsonl")[1:]) == list(range(1, 61))
+
+
+# Imports once, which takes most of a start, and gives each batch a process of its own.
+KILLER = """
+import os, random, signal, sys, time
+from specllama.cli.app import main
+from specllama.cli.batch import command
+from specllama.cli.batch.source import SPARE
+
+chance, n_killed, answers = random.Random(1), 0, sys.argv[sys.argv.index("-o") + 1]
+for _ in range(30):
+    with open(answers, "rb") as file:
+        n_lines = file.read().count(b"\\n") + chance.randrange(1, 12)
+    child = os.fork()
+    if not child:
+        os._exit(main(sys.argv[1:]))
+    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        with open(answers, "rb") as file:
+            if file.read().count(b"\\n") >= n_lines:
+                break
+        time.sleep(0.002)
+    time.sleep(chance.random() / 50)
+    os.kill(child, signal.SIGKILL)
+    n_killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+print(n_killed)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_a_batch_goes_on_to_the_same_answers(talker: Pair, tmp_path: Path) -> None:
+    """Prevents: an answer lost or given twice after kill -9."""
+    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(400)))
+    _resumed(talker, "-n", "30")
+    expected = {each["line"]: each["tokens"] for each in lines_of(tmp_path / "a.jsonl")[1:]}
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    args = _command(talker, "--resume", "-n", "30")[len(SPECLLAMA) :]
+    killer = [sys.executable, "-c", KILLER, *args]
+    done = subprocess.run(killer, capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout) >= 20
+    _resumed(talker, "-n", "30")
+    found = [(each["line"], each["tokens"]) for each in lines_of(tmp_path / "a.jsonl")[1:]]
+    assert len(found) == 400
+    assert dict(found) == expected
