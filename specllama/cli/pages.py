@@ -75,7 +75,11 @@ PAGES = {
         (*_PAIR, "--ctx-size", "--quick", "--json"),
     ),
     "audit": Page(
-        ("specllama audit --quick", "specllama audit qwen2.5-coder-7b -o audit.md", "specllama audit --self-test"),
+        (
+            "specllama audit --quick",
+            "specllama audit -m target.gguf -md draft.gguf --rollback window",
+            "specllama audit --self-test",
+        ),
         (*_PAIR, "--quick", "--self-test", "--output"),
     ),
     "draft": Page(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from specllama.base.clock import perf_counter
-from specllama.base.errors import BackendError, ContextFull, MemoryShort, RollbackRefused
+from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, RollbackRefused
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps, require_chain
@@ -124,7 +124,7 @@ def load(
     native = load_model(about, plan, progress)
     try:
         refuse_kind(native, about)
-        loaded = _cheapest(native, about, plan, planned)
+        loaded = _cheapest(native, about, plan, planned, progress)
         if wish.max_leaves > 1:
             loaded.probe_tree()
     except BaseException:
@@ -144,7 +144,13 @@ def way_back(model: Header, options: LoadOptions | None = None) -> WayBack:
     return _known(model, plan) or plan.way_back
 
 
-def _cheapest(native: Native, about: Header, plan: LoadPlan, planned: Callable[[str], LoadPlan]) -> LlamaModel:
+def _cheapest(
+    native: Native,
+    about: Header,
+    plan: LoadPlan,
+    planned: Callable[[str], LoadPlan],
+    progress: LoadProgress | None,
+) -> LlamaModel:
     """The model with a context for the cheapest way back; ways that can be compared are measured once."""
 
     def opened(plan: LoadPlan) -> LlamaModel:
@@ -160,8 +166,11 @@ def _cheapest(native: Native, about: Header, plan: LoadPlan, planned: Callable[[
         for way in reversed(ways):  # the one to prefer last: it often stays
             last = opened(planned(way))
             step_s[way] = last.step_with_rejections()
+            if progress is not None and progress(1.0) is False:
+                raise Interrupted(f"loading {about.path.name} was stopped on request")
         choice = MeasuredWays(about, ways).keep(step_s)
-    choice = choice or plan.way_back
+    if choice is None:
+        return opened(plan)
     if last is None or last.way_back.way != choice.way:
         last = opened(planned(choice.way))
     last.way_back = choice

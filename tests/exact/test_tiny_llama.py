@@ -32,6 +32,7 @@ from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
+from tests.llama.test_rollback import doubling
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -171,6 +172,16 @@ def test_the_enumerated_law_of_recurrent_models_is_that_of_the_target(
     with tiny.load(target, rollback=rollback) as loaded_target, tiny.load(draft, rollback=rollback) as loaded_draft:
         assert loaded_target.way_back.way == loaded_draft.way_back.way == rollback
         require_the_targets_law(Tiny(loaded_target, loaded_draft), n_max, rule)
+
+
+@pytest.mark.parametrize(("arch", "rollback"), [("mamba", SAVED), ("qwen35", KEPT)])
+def test_the_enumerated_law_with_a_translated_recurrent_draft_is_that_of_the_target(
+    tmp_path: Path, arch: str, rollback: str
+) -> None:
+    """A draft behind the adapter, whose states stand within the spelling of a token."""
+    target, draft = tiny.write_pair(tmp_path, arch=arch, vocabulary=LETTERS)
+    with tiny.load(target, rollback=rollback) as loaded_target, tiny.load(draft, rollback=rollback) as loaded_draft:
+        require_the_targets_law(Tiny(loaded_target, doubling(loaded_draft)), 3, Rule.BLOCK)
 
 
 def test_the_enumerated_law_with_a_cache_of_the_window_is_that_of_the_target(tmp_path: Path) -> None:

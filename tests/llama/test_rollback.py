@@ -85,8 +85,8 @@ def anew(model: LlamaModel, tokens: list[int], n_rows: int) -> FloatArray:
 
 def doubling(model: LlamaModel) -> TranslatedModel:
     """`model` as the draft of a target whose odd tokens it reads as the even one before, twice."""
-    ids = np.arange(40)
-    return TranslatedModel(model, np.where(ids % 2, NO_TOKEN, ids), Doubling(), vocab_size=40)
+    ids = np.arange(model.vocab_size)
+    return TranslatedModel(model, np.where(ids % 2, NO_TOKEN, ids), Doubling(), vocab_size=model.vocab_size)
 
 
 class Doubling:

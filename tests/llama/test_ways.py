@@ -13,7 +13,7 @@ from specllama import llama
 from specllama.audit import kv
 from specllama.audit.kv import Along
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
-from specllama.base.errors import MemoryShort, UsageError
+from specllama.base.errors import Interrupted, MemoryShort, UsageError
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
@@ -297,6 +297,16 @@ def test_the_cheapest_way_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
         assert (model.way_back, model.caps.n_again) == (WayBack(KEPT, ASKED), 0)
     MeasuredWays(header, (KEPT, SAVED)).keep({KEPT: 1.0, SAVED: 0.97})
     assert llama.way_back(header).way == KEPT, "a gain within the noise"
+
+
+def test_a_measurement_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: Ctrl-C that waits for the steps of a large model by every way."""
+    path, measured = tiny.write_model(tmp_path / "lfm2.gguf", arch="lfm2", n_vocab=40), list[LlamaModel]()
+    monkeypatch.setattr(LlamaModel, "step_with_rejections", lambda model: measured.append(model) or 1.0)
+    with pytest.raises(Interrupted):
+        llama.load(path, LoadOptions(n_ctx=256, n_threads=1), progress=lambda _share: not measured)
+    assert len(measured) == 1
+    assert llama.way_back(read_header(path)).why == "not measured yet"
 
 
 def test_a_step_with_rejections_is_what_the_engine_does(tmp_path: Path) -> None:
