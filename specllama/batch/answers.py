@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Kept:
 def kept_in(path: Path) -> Kept:
     """What a file holds. Raises UsageError if it is no file of answers, or is damaged before its last line."""
     found = Kept()
-    with path.open("rb") as file:
+    with _told(path), path.open("rb") as file:
         begin = file.read(len(_BEGIN))
         if not _BEGIN.startswith(begin):  # a header that was cut is ours, and so is an empty file
             raise UsageError(f"{path} holds no answers of specllama batch", hint="use another file")
@@ -101,6 +101,17 @@ def already_there(path: Path) -> UsageError:
     )
 
 
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """An OSError of opening as a UsageError."""
+    try:
+        yield
+    except FileExistsError:
+        raise already_there(path) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be opened: {error.strerror}") from None
+
+
 class AnswerFile:
     """A file of answers, open to append to it. A context manager.
 
@@ -111,10 +122,8 @@ class AnswerFile:
     def __init__(self, path: Path, kept: Kept | None = None) -> None:
         """A new file, or one that holds `kept`. Raises UsageError if it exists, or if another program writes it."""
         self._path, self._n_bytes = path, 0
-        try:
+        with _told(path):
             self._file = path.open("xb" if kept is None else "r+b", buffering=0)
-        except FileExistsError:
-            raise already_there(path) from None
         self._lock = held(self._file)
         if self._lock is None and is_held(path):
             self._file.close()

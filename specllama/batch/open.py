@@ -74,7 +74,8 @@ def open_pool(
                     raise
                 n_slots -= 1
         pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
-        pool.stats.kv_bytes = sum(each.plan.need.kv for each in (target, draft) if each is not None)
+        needs = [each.plan.need for each in (target, draft) if each is not None]
+        pool.stats.kv_bytes, pool.stats.compute_bytes = sum(n.kv for n in needs), sum(n.compute for n in needs)
         yield pool
 
 

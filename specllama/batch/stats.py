@@ -37,6 +37,7 @@ class BatchStats:
 
     n_slots: int = 0
     kv_bytes: int = 0  # of target and draft, all slots
+    compute_bytes: int = 0  # what else is planned for their passes
     n_requests: int = 0  # that have ended
     n_failed: int = 0  # of them, with an error
     n_active: int = 0  # in a slot now
@@ -95,7 +96,7 @@ class BatchStats:
             mine, more = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, list):
                 mine += more
-            elif each.name not in ("n_slots", "kv_bytes", "spec"):
+            elif each.name not in ("n_slots", "kv_bytes", "compute_bytes", "spec"):
                 setattr(self, each.name, mine + more)
 
     @property

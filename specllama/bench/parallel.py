@@ -141,7 +141,7 @@ def rows(found: Rounds) -> tuple[ParallelRow, ...]:
 def _row(
     condition: Condition, n_parallel: int, drafts: bool, rounds: Sequence[BatchStats], plain: Sequence[BatchStats]
 ) -> ParallelRow:
-    total = BatchStats(rounds[0].n_slots, rounds[0].kv_bytes)
+    total = BatchStats(rounds[0].n_slots, rounds[0].kv_bytes, rounds[0].compute_bytes)
     for stats in rounds:
         total.merge(stats)
     gains = [(a.tokens_s or 0.0) / (b.tokens_s or 1.0) for a, b in zip(rounds, plain, strict=True)] if drafts else []

@@ -106,6 +106,9 @@ def test_an_existing_file_and_one_in_use_are_refused(tmp_path: Path) -> None:
     with AnswerFile(path, kept_in(path)) as file:
         file.add(LINES)
     assert path.read_bytes() == WHOLE
+    for missing in (tmp_path / "none" / "a", tmp_path):
+        with pytest.raises(UsageError):
+            AnswerFile(missing, Kept())
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:

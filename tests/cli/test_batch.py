@@ -306,6 +306,7 @@ from specllama.cli.app import main
 from specllama.cli.batch import command
 from specllama.cli.batch.source import SPARE
 
+command.GAP_S = 0.02
 chance, n_killed, answers = random.Random(1), 0, sys.argv[sys.argv.index("-o") + 1]
 for _ in range(30):
     with open(answers, "rb") as file:
