@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli import templates
 from specllama.pairs import derived
 from tests.cli.conftest import Run, Terminal
 
@@ -74,6 +75,7 @@ def offered(specllama: Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
         ("specllama run -hf user/repo", "user/repo-GGUF:Q4_K_M"),
         ("specllama run --template su", "summary"),
         ("specllama templates su", "summary"),
+        ("specllama batch --input-format js", "jsonl"),
         ("specllama run --no-such x --pair qwen2.5-coder-1", PAIR),
         ("specllama run -mx --pair qwen2.5-coder-1", PAIR),
     ],
@@ -104,6 +106,15 @@ def test_what_the_shell_does_better_is_left_to_it(offered, tmp_path: Path) -> No
     assert offered("specllama run -m models/wi") == []
     assert offered("specllama run -f mo") == []
     assert offered("specllama run -m zzz/zz") == []
+
+
+def test_the_template_of_a_batch_is_no_name(offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Prevents: a prompt template of `run` as an offer that `batch` refuses."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "summary.toml").touch()
+    monkeypatch.setattr(templates, "folder", lambda: tmp_path / "templates")
+    assert offered("specllama run --template su") == ["summary"]
+    assert offered("specllama batch --template su") == []
 
 
 def test_zsh_and_fish_show_what_a_pair_is(offered) -> None:  # type: ignore[no-untyped-def]

@@ -136,7 +136,7 @@ def batch(
         stack.enter_context(interruptible(cancel, restore))
         loaded = stack.enter_context(pair_setup.load_models(setup, listener, cancel))
         loaded.watch(cancel)
-        setup = measured(setup, loaded, out)
+        setup = measured(setup, loaded, out, ask.names)
         n_slots = None if hardware.parallel == AUTO else hardware.parallel
         opened = open_pool(
             loaded, setup, ask.drafting, n_ctx=n_ctx, n_slots=n_slots, n_requests=tally.total, cancel=cancel
