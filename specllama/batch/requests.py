@@ -146,7 +146,7 @@ class RequestReader:
         def texts() -> Iterator[str]:
             for _, line in lines:
                 waiting.append(line)
-                yield line.decode("utf-8", "surrogateescape")
+                yield line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
 
         table, header = csv.reader(texts(), strict=True), list[str]()
         while True:
@@ -157,9 +157,13 @@ class RequestReader:
             except StopIteration:
                 return
             except csv.Error as error:
+                if not header:
+                    raise UsageError(f"the first line of {name} is not CSV: {error}") from None
                 yield first, b"".join(waiting), PromptError(f"not CSV: {error}")
                 continue
             data = b"".join(waiting)
+            if not cells:  # an empty line
+                continue
             if not header:
                 header = self._header(cells, name)
             elif any(len(line) > MOST_BYTES for line in waiting):
@@ -167,12 +171,12 @@ class RequestReader:
             elif len(cells) != len(header):
                 found = counted(len(cells), "cell")
                 yield first, data, PromptError(f"{found}, expected {len(header)} as in the first line")
-            elif cells:
+            else:
                 yield first, data, dict(zip(header, cells, strict=True))
 
     def _header(self, cells: list[str], name: str) -> list[str]:
         """The columns of a table. Raises UsageError."""
-        columns = [sound(f"the first line of {name}", cell).removeprefix("\ufeff").strip() for cell in cells]
+        columns = [sound(f"the first line of {name}", cell).strip() for cell in cells]
         if twice := next((column for column in columns if columns.count(column) > 1), None):
             raise UsageError(f"{name} has two columns {twice}, expected different names in its first line")
         needed = ["prompt"] if self.template is None else self.template.fields

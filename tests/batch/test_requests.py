@@ -182,7 +182,7 @@ def test_a_template_makes_prompts_of_rows() -> None:
 
 def test_a_table_has_a_prompt_in_each_row() -> None:
     """Prevents: cells under the wrong head; a row that ends the table."""
-    table = b'prompt,id,system\r\na,x,s\r\nb\r\n"c"d,y,\r\n\xff,z,\r\ne,,\r\n'
+    table = b'\xef\xbb\xbf"prompt",id,system\r\na,x,s\r\nb\r\n"c"d,y,\r\n\xff,z,\r\ne,,\r\n'
     found = read(table, CSV)
     assert prompts(found) == [
         (2, "x", "a"),
@@ -202,6 +202,8 @@ def test_a_table_has_a_prompt_in_each_row() -> None:
         (b"a,b\n1,2\n", CSV, TRANSLATE),
         (b"text,text\n1,2\n", CSV, TRANSLATE),
         (b"te\xffxt\n1\n", CSV, TRANSLATE),
+        (b'"text"x,b\n1,2\n', CSV, TRANSLATE),
+        (b"\n\n,\n", CSV, None),
         ("prompt\na".encode("utf-16"), CSV, None),
         ('"a"'.encode("utf-16"), JSONL, None),
     ],
