@@ -242,7 +242,7 @@ def _deliver_parallel(report: ParallelReport, target: Path | None, options: Benc
     form = options.format
     with kept:
         if form == "md":
-            _show(parallel_lines(report), output)
+            _show(parallel_lines(report, output.out.width or None), output)
         else:
             output.text(parallel_text(report, form))
 

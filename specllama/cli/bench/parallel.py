@@ -45,7 +45,7 @@ from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, to_json
 from specllama.cli.screen.render import percent
 from specllama.cli.screen.status import StatusLine
-from specllama.cli.screen.tables import markdown_table
+from specllama.cli.screen.tables import fitted_table
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import measured as with_profile
 from specllama.core.noise import SeedMode
@@ -248,24 +248,37 @@ def _csv_lines(table: Sequence[ParallelRow]) -> Iterator[str]:
     yield from out.getvalue().splitlines()
 
 
-def parallel_lines(report: ParallelReport) -> list[str]:
-    """The report as Markdown."""
+LEGEND = {
+    "gain": "tokens per second over those without drafts, with the lowest and highest round",
+    "rows": "tokens with logits in a pass",
+    "TTFT s": "from the start of a request to its first token",
+    "TPOT ms": "time of a token after the first",
+    "latency s": "of a whole answer",
+    "waiting s": "of a request for the others",
+}
+
+
+def parallel_lines(report: ParallelReport, width: int | None = None) -> list[str]:
+    """The report as Markdown. `width`: columns of the terminal; None for a file."""
     draft = "no draft model" if report.draft is None else f"with {report.draft.get('file')}"
     made = f"{counted(report.n_rounds, 'round')}; specllama {report.versions.get('specllama')}; {report.made}"
     lines = [f"{report.target.get('file')} {draft}; {report.machine.cpu}; {made}", ""]
+    shown: dict[str, None] = {}
     for condition in dict.fromkeys(row.condition for row in report.rows):
         table = [row for row in report.rows if row.condition == condition]
         prompts = f"prompts of {condition.n_prompt} tokens or more" if condition.n_prompt else "prompts as they are"
         lines += [f"Temperature {condition.temperature:g}, answers of {condition.n_predict} tokens, {prompts}:", ""]
-        lines += [*markdown_table(*_speeds(table)), "", *markdown_table(*_times(table)), ""]
-    return [*lines, LEGEND, "", f"**{report.verdict}**"]
+        for found, spare in ((_speeds(table), SPARE_SPEEDS), (_times(table), SPARE_TIMES)):
+            heads, drawn = fitted_table(*found, spare, width)
+            lines += [*drawn, ""]
+            shown |= dict.fromkeys(heads)
+    legend = " ".join(f"{head}: {LEGEND[head]}." for head in shown if head in LEGEND)
+    return [*lines, f"{legend} Three figures: 50, 95 and 99 % of the requests.", "", f"**{report.verdict}**"]
 
 
-LEGEND = (
-    "gain: tokens per second over those without drafts, with the lowest and highest round. TTFT: from the start of a "
-    "request to its first token. TPOT: time per token after it. latency: of a whole answer. Three figures: 50, 95 and "
-    "99 % of the requests. waiting: of a request, for the others."
-)
+# Columns to remove on a narrow terminal, the first ones first.
+SPARE_SPEEDS = ("rows", "answers/min", "TPOT ms", "accepted", "TTFT s")
+SPARE_TIMES = ("KV", "scheduling", "KV memory", "sampling")
 
 
 def _speeds(table: Sequence[ParallelRow]) -> tuple[list[str], list[list[str]]]:

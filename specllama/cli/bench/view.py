@@ -26,7 +26,7 @@ from specllama.bench.report import (
 from specllama.bench.verdict import condition_name, is_held
 from specllama.cli.screen.output import to_json
 from specllama.cli.screen.render import clock
-from specllama.cli.screen.tables import markdown_table
+from specllama.cli.screen.tables import fitted_table, markdown_table
 from specllama.cli.screen.visible import in_one_line, visible
 from specllama.core.gain import Gain
 
@@ -116,13 +116,8 @@ def main_table(report: BenchReport, width: int | None) -> tuple[list[str], str]:
         _main_row(report, row, picked if row.speedup is None or row.speedup.value >= 1.0 else set())
         for row in report.rows_of(ALL)
     ]
-    for spare in ("TTFT", "answer", "tok/step", "expected", ""):
-        lines = markdown_table(heads, rows, n_left=1 + several)
-        if width is None or len(lines[0]) <= width or not spare:
-            break
-        i = heads.index(spare)
-        for cells in (heads, *rows):
-            del cells[i]
+    spare = ("TTFT", "answer", "tok/step", "expected")
+    heads, lines = fitted_table(heads, rows, spare, width, n_left=1 + several)
     legend = [f"{head}: {LEGEND[head]}." for head in heads if head in LEGEND]
     has_bold = any(cell.startswith("**") for row in rows for cell in row)
     return lines, " ".join([*legend, *["Bold: the best, picked on half of the prompts."] * has_bold])

@@ -34,6 +34,24 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_lef
     return lines
 
 
+def fitted_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], width: int | None, *, n_left: int = 1
+) -> tuple[list[str], list[str]]:
+    """The heads and lines of a Markdown table; columns of `spare` are removed, the first ones first, until it fits.
+
+    `width`: None = no limit.
+    """
+    table = [list(row) for row in (heads, *rows)]
+    for name in (*spare, None):
+        lines = markdown_table(table[0], table[1:], n_left=n_left)
+        if width is None or len(lines[0]) <= width or name is None:
+            break
+        i = table[0].index(name)
+        for row in table:
+            del row[i]
+    return table[0], lines
+
+
 def draw_table(
     output: Output,
     heads: Sequence[str],
