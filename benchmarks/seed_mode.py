@@ -20,6 +20,7 @@ from loop import opened
 
 from specllama import Distribution, SamplingParams
 from specllama.chat.conversation import Conversation, Message
+from specllama.core.noise import same_draw
 from specllama.core.sampling import law
 from specllama.prompts.load import built_in
 from specllama.tuning.traces import answer, rows
@@ -27,20 +28,11 @@ from specllama.tuning.traces import answer, rows
 RULES = ("p/q", "seed-mode same", "equal draws", "greedy draft")
 
 
-def coupled(p: Distribution, q: Distribution) -> float:
-    """The chance that noise shared by target and draft gives both the same token (tests/exact/test_noise.py)."""
-    ids = {*p.support().tolist(), *q.support().tolist()}
-    both = [(p.prob(token), q.prob(token)) for token in ids]
-    return math.fsum(
-        1.0 / math.fsum(max(p_j / p_i, q_j / q_i) for p_j, q_j in both) for p_i, q_i in both if p_i > 0.0 and q_i > 0.0
-    )
-
-
 def chances(p: Distribution, q: Distribution) -> tuple[float, ...]:
     """The chance of acceptance under each of RULES."""
     ids, probs = q.items()
     equal = math.fsum(prob * p.prob(token) for token, prob in zip(ids.tolist(), probs.tolist(), strict=True))
-    return p.overlap(q), coupled(p, q), equal, p.prob(int(ids[probs.argmax()]))
+    return p.overlap(q), same_draw(p, q), equal, p.prob(int(ids[probs.argmax()]))
 
 
 def main() -> None:

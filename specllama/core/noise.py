@@ -6,6 +6,7 @@ correction is the target's own token, so the text depends on the target's laws a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import Enum
 
@@ -84,6 +85,18 @@ class SharedNoise:
         if ids.size != 1:
             raise ValueError(f"a draw from {ids.size} tokens, although every law must be settled by the noise")
         return int(ids[0])
+
+
+def same_draw(p: Distribution, q: Distribution) -> float:
+    """The chance that shared noise settles p and q on the same token: how often it accepts a draft.
+
+    Token i wins both races if it beats every other token j in each, so j arrives at max(p_j/p_i, q_j/q_i) times the
+    rate of i in the race that decides: 1 / sum_j max(p_j/p_i, q_j/q_i), summed over i.
+    """
+    both = [(p.prob(token), q.prob(token)) for token in {*p.support().tolist(), *q.support().tolist()}]
+    return math.fsum(
+        1.0 / math.fsum(max(p_j / p_i, q_j / q_i) for p_j, q_j in both) for p_i, q_i in both if p_i > 0.0 and q_i > 0.0
+    )
 
 
 def settled_by(choose: Chooser | None) -> Callable[[Distribution, int], Distribution] | None:

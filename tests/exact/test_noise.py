@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specllama.core.distribution import Distribution
-from specllama.core.noise import SharedNoise
+from specllama.core.noise import SharedNoise, same_draw
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import REGISTRY, DraftSettings
@@ -28,17 +28,6 @@ LAWS = (
     Distribution.dense([0.0, 1.0]),
     Distribution.dense(np.full(16, 1 / 16)),
 )
-
-
-def coupled_acceptance(p: Distribution, q: Distribution) -> float:
-    """The chance that shared noise settles p and q on the same token.
-
-    Token i wins both races if it beats every other token j in each, so j arrives at max(p_j/p_i, q_j/q_i) times the
-    rate of i in the race that decides: 1 / sum_j max(p_j/p_i, q_j/q_i), summed over i.
-    """
-    ids = {*p.support().tolist(), *q.support().tolist()}
-    shared = [token for token in ids if p.prob(token) > 0.0 and q.prob(token) > 0.0]
-    return math.fsum(1.0 / math.fsum(max(p.prob(j) / p.prob(i), q.prob(j) / q.prob(i)) for j in ids) for i in shared)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -88,7 +77,7 @@ def test_shared_noise_accepts_as_often_as_the_formula_says(seed: int) -> None:
     p, q = (Distribution.dense(random_laws(6, 10 * seed + i)(())) for i in range(2))
     noise = SharedNoise(seed)
     agreed = sum(noise.first(p, n, 1) == noise.first(q, n, 1) for n in range(N_DRAWS // 2)) / (N_DRAWS // 2)
-    expected = coupled_acceptance(p, q)
+    expected = same_draw(p, q)
     assert agreed == pytest.approx(expected, abs=4.0 * math.sqrt(0.25 / (N_DRAWS // 2)))
     independent = float((p.cells()[1] * q.cells()[1]).sum())
     assert independent < expected <= p.overlap(q) + 1e-12
