@@ -18,7 +18,7 @@ if sys.version_info < (3, 12):  # which finds a protocol's names once, not at ev
     typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)  # type: ignore[attr-defined]
 
 # What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
-SHARED = ("specllama/models", "specllama/kernels", "huggingface")
+SHARED = ("specllama/models", "specllama/kernels", "specllama/peers", "huggingface")
 
 
 @pytest.hookimpl(wrapper=True)

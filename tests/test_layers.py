@@ -225,7 +225,7 @@ def test_slow_packages_are_imported_where_they_are_used() -> None:
 
 def test_only_the_command_line_prints() -> None:
     """Prevents: a line from deep inside in the middle of an answer. Programs of their own speak for themselves."""
-    children = {"llama/crash_test.py", "chat/template_child.py", "kernels/__main__.py"}
+    children = {"llama/crash_test.py", "llama/rpc.py", "chat/template_child.py", "kernels/__main__.py"}
     speakers = []
     for path in FILES:
         file = path.relative_to(PACKAGE).as_posix()

@@ -7,6 +7,7 @@ was found and what is allowed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +20,8 @@ ROLLBACKS = ("truncation", "window", "kept", "saved", "device")  # see llama/rol
 MAX_DRAFT = 64
 MIN_CTX, MAX_CTX = 16, 2**31 - 1  # llama.cpp counts in 32 bits
 MAX_MEMORY_GB = 4096
+
+_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:(?P<port>[0-9]{1,5})")
 
 Check: TypeAlias = Callable[[str, object], Any]
 
@@ -88,6 +91,14 @@ def sound(name: str, text: object) -> str:
         return str(text).encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         raise UsageError(f"{name} is not UTF-8 text", hint="check the encoding of its source") from None
+
+
+def address(name: str, text: object) -> str:
+    """HOST:PORT."""
+    match = _ADDRESS.fullmatch(str(text))
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
+        raise UsageError(f"{name} is {text}, expected HOST:PORT")
+    return str(text)
 
 
 def either(other: str, meaning: object, check: Check) -> Check:

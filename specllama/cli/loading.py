@@ -8,8 +8,10 @@ from threading import Timer
 from typing import Literal
 
 from specllama.base.disk import FetchWatch, size_text
+from specllama.base.errors import SpecllamaError
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.screen.output import Output
+from specllama.cli.screen.ending import leave_terminal
+from specllama.cli.screen.output import Output, say_error
 from specllama.cli.screen.status import StatusLine, watching
 from specllama.core.types import Rule
 from specllama.drafters import TREE
@@ -66,6 +68,7 @@ def hardware_of(options: HardwareOptions) -> Hardware:
         flash_attn=options.flash_attn,
         kernels=options.kernels,
         rollback=options.rollback,
+        rpc=options.rpc or (),
     )
 
 
@@ -83,6 +86,11 @@ class Said(Listener):
 
     def detail(self, text: str) -> None:
         self._output.detail(text)
+
+    def lost(self, error: SpecllamaError) -> None:
+        leave_terminal()
+        say_error(error)
+        self._output.out.file.flush()
 
     def fetching(self) -> AbstractContextManager[FetchWatch]:
         return watching(self._output)

@@ -15,6 +15,7 @@ from specllama.llama.model import (
     set_log,
     way_back,
 )
+from specllama.llama.rpc import connect
 from specllama.llama.slots import LlamaSlots
 from specllama.llama.vocab import Vocabulary
 
@@ -28,6 +29,7 @@ __all__ = [
     "MemoryNeed",
     "Vocabulary",
     "build_info",
+    "connect",
     "load",
     "load_vocabulary",
     "memory_free",

@@ -53,6 +53,7 @@ class LoadOptions:
     max_leaves: int = 1  # most leaves of a tree; 1 = chains only
     use_mmap: bool | None = None  # None = unless that keeps weights twice
     rollback: str = AUTO  # of ROLLBACKS, for models that have it
+    rpc: tuple[str, ...] = ()  # servers that compute layers: HOST:PORT
 
     @property
     def n_outputs(self) -> int:

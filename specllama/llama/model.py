@@ -20,7 +20,7 @@ from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps, require_chain
 from specllama.files.gguf_check import read_parts
 from specllama.kernels.library import Kernels, self_test
-from specllama.llama import crash_test
+from specllama.llama import crash_test, rpc
 from specllama.llama.bindings import attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.context import Context
 from specllama.llama.crash_test import Use
@@ -114,7 +114,9 @@ def load(
     wish = options or LoadOptions()
     about = _opened(model)
     refuse_architecture(about)
-    free, gpu, extra = memory_free(), _gpu_memory(), extra_buffer_types(kernels=wish.kernels)
+    rpc.connect(wish.rpc)
+    gpu = _gpu_memory(remote=bool(wish.rpc))
+    free, extra = memory_free(), extra_buffer_types(kernels=wish.kernels)
 
     def planned(rollback: str) -> LoadPlan:
         return plan_load(about, replace(wish, rollback=rollback), free=free, gpu=gpu, extra=extra)
@@ -123,6 +125,7 @@ def load(
     prove(about)
     native = load_model(about, plan, progress)
     try:
+        rpc.watch_connections()
         refuse_kind(native, about)
         loaded = _cheapest(native, about, plan, planned, progress)
         if wish.max_leaves > 1:
@@ -136,7 +139,7 @@ def load(
 def way_back(model: Header, options: LoadOptions | None = None) -> WayBack:
     """The way back that `load` takes, as far as that is known without loading. Raises UsageError."""
     wish = options or LoadOptions()
-    gpu, extra = _gpu_memory(), extra_buffer_types(kernels=wish.kernels)
+    gpu, extra = _gpu_memory(remote=bool(wish.rpc)), extra_buffer_types(kernels=wish.kernels)
     try:
         plan = plan_load(model, wish, free=memory_free(), gpu=gpu, extra=extra)
     except MemoryShort:
@@ -579,10 +582,11 @@ def _way_back(native: Native, memory: object, plan: LoadPlan) -> tuple[Rollback,
     return Truncation(memory), way
 
 
-def _gpu_memory() -> GpuMemory:
-    gpus = [device for device in devices() if device.is_gpu]
+def _gpu_memory(*, remote: bool) -> GpuMemory:
+    """`remote`: with the devices of RPC servers."""
+    gpus = [device for device in devices() if device.is_gpu and (remote or rpc.is_here(device.name))]
     return GpuMemory(
         supported=bool(bindings().llama_supports_gpu_offload()) and bool(gpus),
         n_free=sum(device.memory_free for device in gpus),
-        shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
+        shared=(sys.platform == "darwin" and not remote) or all(device.kind == "igpu" for device in gpus),
     )

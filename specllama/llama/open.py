@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
+from specllama.llama import rpc
 from specllama.llama.bindings import bindings, log, own_kernels
 from specllama.llama.header import Header, not_left_to_right
 from specllama.llama.load_plan import LoadPlan
@@ -80,6 +81,9 @@ def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, *, 
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
     params.use_extra_bufts = plan.use_extra_bufts
     params.no_alloc = not weights
+    if rpc.is_used() and not plan.options.rpc:
+        local = rpc.local_devices()
+        params.devices = ctypes.cast(local, ctypes.c_void_p)
     with _loading:  # whether weights are packed is a setting of the process
         kernels = own_kernels()
         if kernels is not None:

@@ -52,6 +52,7 @@ class Hardware:
     flash_attn: Literal["auto", "on", "off"] = "auto"
     kernels: Literal["auto", "on", "off"] = "auto"  # our CPU kernels; on = an error without them
     rollback: str = AUTO  # of ranges.ROLLBACKS, for models that have it
+    rpc: tuple[str, ...] = ()  # servers that compute layers of the target: HOST:PORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,8 +192,8 @@ class ProfileKey:
 
 
 def _wish(options: LoadOptions) -> str:
-    rollback = [] if options.rollback == AUTO else [options.rollback]
-    return json.dumps([*(getattr(options, name) for name in _WISHES), *rollback])
+    more = [*([] if options.rollback == AUTO else [options.rollback]), *([options.rpc] if options.rpc else [])]
+    return json.dumps([*(getattr(options, name) for name in _WISHES), *more])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from time import monotonic
 
 from specllama import llama
 from specllama.base.disk import FetchWatch, Silent
-from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, UsageError
+from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, SpecllamaError, UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
@@ -26,7 +26,7 @@ from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
 from specllama.files.inventory import known_checksum_of
 from specllama.files.model import Model, PairDefaults
-from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, memory, tested_kernels
+from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, memory, rpc, tested_kernels
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama.rollback import WINDOW
@@ -59,6 +59,10 @@ class Listener:
     def fetching(self) -> AbstractContextManager[FetchWatch]:
         """Entered while a model is fetched."""
         return nullcontext(Silent())
+
+    def lost(self, error: SpecllamaError) -> None:
+        """The process ends after this with exit code 1: a server of llama.cpp is gone. Runs in any thread."""
+        rpc.say(error)
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Entered for work that may take seconds the first time, such as "testing the files"."""
@@ -299,6 +303,7 @@ class Setup:
             n_gpu_layers=asked.n_gpu_layers_draft,
             type_k=asked.type_k_draft,
             type_v=asked.type_v_draft,
+            rpc=(),  # a drafted token would wait for the network
             # A probe reads many rows at once, a tree those of a level.
             max_block=max(PROBE_TOKENS if self.length.is_auto else 1, self.target_options.max_leaves),
         )
@@ -333,6 +338,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     build.require()
     if not build.use_extra_bufts:
         listener.warn(build.detail, build.hint)
+    with listener.working("connecting to the RPC servers"):
+        llama.connect(hardware.rpc, listener.lost)
     wanted = [choice.target] if choice.draft is None else [choice.target, choice.draft]
     first, *rest = resolve(wanted, listener, offline=choice.offline)
     target = bring(first, listener, offline=choice.offline)
@@ -353,6 +360,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         rollback=hardware.rollback,
         max_block=(choice.length.longest if choice.strategy != "none" or choice.length.is_auto else 0) + 1,
         max_leaves=LEAVES if choice.strategy == TREE else 1,
+        rpc=hardware.rpc,
     )
     setup = Setup(
         target, draft, options, hardware, choice.strategy, choice.length, model_strategy=choice.model_strategy

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from specllama.base.ranges import AUTO, MAX_CTX, MAX_DRAFT, MIN_CTX, ROLLBACKS, sound, whole, word
+from specllama.base.ranges import AUTO, MAX_CTX, MAX_DRAFT, MIN_CTX, ROLLBACKS, address, several, sound, whole, word
 from specllama.chat.format import GRAMMAR, JSON_SCHEMA, REGEX, AnswerFormat, option_format
 from specllama.chat.named_templates import NAMED
 from specllama.chat.settings import SETTINGS, stop_string, strategies
@@ -158,6 +158,11 @@ CACHE_TYPE_K_DRAFT = Option(
 )
 CACHE_TYPE_V_DRAFT = Option(
     "-ctvd --cache-type-v-draft TYPE", "Type of the draft's values.", _KV_TYPE, also="--spec-draft-type-v"
+)
+RPC = Option(
+    "--rpc HOST:PORT,...",
+    "Servers (ggml-rpc-server) that compute layers of the target. Only in networks that you trust.",
+    several(address),
 )
 KERNELS = Option("--kernels WHEN", "specllama's own CPU kernels: on, off or auto.", word("on", "off", "auto"))
 FLASH_ATTN = Option("-fa --flash-attn WHEN", "Flash attention: on, off or auto.", word("on", "off", "auto"))
@@ -327,6 +332,7 @@ class HardwareOptions:
     flash_attn: Annotated[Literal["on", "off", "auto"], FLASH_ATTN] = "auto"
     kernels: Annotated[Literal["on", "off", "auto"], KERNELS] = "auto"
     rollback: Annotated[Any, ROLLBACK] = AUTO
+    rpc: Annotated[Any, RPC] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ def compare(choice: Choice, output: Output, machine: MachineMemory | None = None
     assert choice.draft is not None, "refused by pair_choice"
     wanted = resolve([choice.target, choice.draft], Said(output), offline=choice.offline)
     asked, headers, profile = choice.hardware, list[Header](), None
+    llama.connect(asked.rpc)
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
@@ -139,7 +140,7 @@ def compare(choice: Choice, output: Output, machine: MachineMemory | None = None
 
         wish = _wish(asked, choice.n_ctx)
         # The draft's context follows the target's.
-        draft_wish = replace(wish, type_k=asked.type_k_draft, type_v=asked.type_v_draft, max_block=1)
+        draft_wish = replace(wish, type_k=asked.type_k_draft, type_v=asked.type_v_draft, max_block=1, rpc=())
         find_draft = partial(candidate, wanted[1], draft_wish)
         report = check_pair(candidate(wanted[0], wish), find_draft, machine, strategy=choice.model_strategy)
         if report.fits:
@@ -186,6 +187,7 @@ def _wish(asked: Hardware, n_ctx: int) -> LoadOptions:
         type_v=asked.type_v,
         flash_attn=asked.flash_attn,
         rollback=asked.rollback,
+        rpc=asked.rpc,
     )
 
 

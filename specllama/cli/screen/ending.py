@@ -102,11 +102,17 @@ def leave_at_once(number: int, restore: Callable[[], None] = lambda: None) -> No
     os._exit(128 + number)
 
 
-def stop(number: int, _frame: FrameType | None = None) -> None:
-    """Handler of SIGTSTP: the shell gets a clean terminal, and the process goes on when the shell continues it."""
+def leave_terminal() -> list[OnTerminal]:
+    """Give the terminal to the shell. Returns what had changed it."""
     held = list(ON_TERMINAL)
     for each in reversed(held):
         each.suspend()
+    return held
+
+
+def stop(number: int, _frame: FrameType | None = None) -> None:
+    """Handler of SIGTSTP: the shell gets a clean terminal, and the process goes on when the shell continues it."""
+    held = leave_terminal()
     before = signal.signal(number, signal.SIG_DFL)
     with standing_still():
         signal.raise_signal(number)
