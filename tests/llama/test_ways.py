@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,24 @@ def test_the_cache_holds_a_window_and_a_batch(model: LlamaModel) -> None:
         model.eval([1])
     first = model._call("llama_memory_seq_pos_min", model._memory, 0)
     assert model.length - first == N_CELLS
+
+
+def test_the_cells_are_those_of_llama_cpps_log(path: Path) -> None:
+    """Prevents: memory planned for other layers than llama.cpp's, which it chooses by architecture and number."""
+    assert cells_of(path, n_batch=16, n_ctx=1024) == {(1024, 2), (N_CELLS, 2)}
+
+
+def cells_of(path: Path, **options: object) -> set[tuple[int, int]]:
+    """(cells, layers with them) of the caches that llama.cpp makes for a model with windows."""
+    lines = list[str]()
+    llama.set_log(lambda _level, text: lines.append(text))
+    try:
+        with load(path, **options):
+            pass
+    finally:
+        llama.set_log(None)
+    found = re.findall(r"\(\s*(\d+) cells,\s*(\d+) layers", "".join(lines))
+    return {(int(cells), int(layers)) for cells, layers in found}
 
 
 @pytest.mark.parametrize("n_prompt", [30, 100, 300])

@@ -24,6 +24,9 @@ from specllama.llama import (
     load_vocabulary,
     read_header,
 )
+from specllama.llama.header import window_layers
+from specllama.llama.rollback import WINDOW
+from tests.llama.test_ways import cells_of
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
 pytestmark = pytest.mark.model
@@ -69,6 +72,28 @@ def test_a_rollback_across_the_sliding_window_brings_the_old_tokens_back(open_mo
     model.eval([tokens[0]])
     model.truncate(601)
     np.testing.assert_array_equal(model.eval(tokens[601:604]), before)
+
+
+def test_a_cache_of_the_window_keeps_what_a_whole_one_keeps(open_model: OpenModel, model_file: ModelFile) -> None:
+    """Prevents: another greedy text, a rejected token that stays, or memory for other layers than llama.cpp's."""
+    assert cells_of(model_file(WINDOWED), n_ctx=2048, n_batch=512) == {(2048, 3), (1024, 15)}
+    assert sum(window_layers(read_header(model_file(WINDOWED)))) == 15
+    model, rows = open_model(WINDOWED, n_ctx=2048, rollback=WINDOW), []
+    tokens = model.vocab.tokenize(TEXT * 20, special=False, bos=True)
+    tokens = (tokens * 2)[:1500]
+    for rejected in (tokens[:6], tokens[40:46]):
+        model.truncate(0)
+        model.feed(tokens[:1021])
+        model.eval([tokens[1021], *rejected])  # the cache of 1024 cells begins anew in the middle
+        model.keep(1022, [])
+        rows.append(np.array(model.eval(tokens[1022:1026])))
+    np.testing.assert_array_equal(rows[0], rows[1])
+    whole = open_model(WINDOWED, n_ctx=2048)
+    whole.feed(tokens[:1021])
+    whole.eval([tokens[1021]])
+    found = whole.eval(tokens[1022:1026])
+    assert np.abs(rows[0] - found).max() < 0.05 * found.std()
+    assert (rows[0].argmax(axis=1) == found.argmax(axis=1)).all()
 
 
 def test_all_ends_of_a_turn_are_known(model_file: ModelFile) -> None:
