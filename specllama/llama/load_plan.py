@@ -102,8 +102,10 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     wish: dict[str, Any] = {"type_k": options.type_k, "type_v": options.type_v, "n_outputs": options.n_outputs}
     wish["n_more"] = bytes_beyond_file(header, options, extra)
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
-    ways = possible(header, trees=options.max_leaves > 1)
+    ways = possible(header)
     asked = (options.rollback,) if options.rollback in ways else ()
+    if options.max_leaves > 1:  # a cache of the window holds no trees
+        ways = tuple(way for way in ways if way != WINDOW)
     smallest = (asked or tuple(way for way in ways if way == WINDOW) or ways)[0]
     n_ctx = options.n_ctx or fit_context(header, room, n_ubatch=options.n_ubatch, way_back=smallest, **wish)
     n_batch = min(options.n_batch, n_ctx)
@@ -124,7 +126,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_gpu_layers=n_gpu_layers,
         on_gpu=on_gpu,
         max_block=min(options.max_block, n_batch),
-        n_lines=1 if has_states(header) else options.max_leaves,
+        n_lines=1 if has_states(header) or way_back.way == WINDOW else options.max_leaves,
         way_back=way_back,
         n_kept_states=n_kept_states(header, min(options.max_block, n_ubatch)) if way_back.way == KEPT else 0,
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),

@@ -99,7 +99,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         type_k=wish.type_k,
         type_v=wish.type_v,
         n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
-        way_back=wish.rollback if wish.rollback in (ways := possible(model, trees=wish.max_leaves > 1)) else ways[0],
+        way_back=wish.rollback if wish.rollback in (ways := possible(model)) else ways[0],
     )
 
 

@@ -34,11 +34,11 @@ class WayBack:
         return WAYS[self.way]
 
 
-def possible(header: Header, *, trees: bool = False) -> tuple[str, ...]:
-    """The ways of a model, the one to prefer first. `trees`: it is to evaluate trees."""
+def possible(header: Header) -> tuple[str, ...]:
+    """The ways of a model, the one to prefer first."""
     if has_states(header):
         return (*((KEPT,) if keeps_states(header) else ()), SAVED, DEVICE)
-    return (TRUNCATION, WINDOW) if any(window_layers(header)) and not trees else (TRUNCATION,)
+    return (TRUNCATION, WINDOW) if any(window_layers(header)) else (TRUNCATION,)
 
 
 def compared(header: Header, *, on_gpu: bool) -> tuple[str, ...]:

@@ -488,7 +488,7 @@ def _within_memory(setup: Setup) -> Setup:
     ways, asked = require_way(setup), setup.target_options.rollback
     options = replace(setup.target_options, rollback=WINDOW)
     windows = replace(setup, target_options=options, untuned=setup.subject)  # the profile is that of the wishes
-    may_change = asked == AUTO and any(WINDOW in each for each in ways.values())
+    may_change = asked == AUTO and options.max_leaves == 1 and any(WINDOW in each for each in ways.values())
     if setup.target_options.n_ctx == 0:
         try:
             n_ctx = longest_context(setup)
@@ -510,12 +510,11 @@ def _within_memory(setup: Setup) -> Setup:
 
 def require_way(setup: Setup) -> dict[str, tuple[str, ...]]:
     """The ways back of each model, by its name. Raises UsageError if none has the one that the user asked for."""
-    files, options = (setup.target, setup.draft), setup.target_options
-    ways = {each.path.name: possible(each.header, trees=options.max_leaves > 1) for each in files if each is not None}
-    if options.rollback != AUTO and not any(options.rollback in each for each in ways.values()):
+    files, asked = (setup.target, setup.draft), setup.target_options.rollback
+    ways = {each.path.name: possible(each.header) for each in files if each is not None}
+    if asked != AUTO and not any(asked in each for each in ways.values()):
         has = "; ".join(f"{name}: {', '.join(each)}" for name, each in ways.items())
-        hint = "leave --rollback out, or name another"
-        raise UsageError(f"no model has the way back {options.rollback} ({has})", hint=hint)
+        raise UsageError(f"no model has the way back {asked} ({has})", hint="leave --rollback out, or name another")
     return ways
 
 

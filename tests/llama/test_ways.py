@@ -243,12 +243,12 @@ def test_the_audit_finds_no_trace_of_rejected_tokens_in_a_cache_of_the_window(tm
 
 def test_trees_need_the_whole_cache(path: Path) -> None:
     """Prevents: cells that several branches share and that llama.cpp never gives back."""
+    with load(path, "auto", max_leaves=4) as model:
+        assert (model.way_back.way, model.caps.tree) == (TRUNCATION, True)
     with load(path, WINDOW, max_leaves=4) as model:
-        assert model.way_back.way == TRUNCATION
-        assert model.caps.tree
-    with load(path, WINDOW) as model:
         assert isinstance(model._rollback, WindowCache)
-        assert not model.caps.tree
+        assert (model.way_back.way, model.caps.tree, model.plan.n_lines) == (WINDOW, False, 1)
+        assert "window" in model.no_tree
 
 
 def test_layers_with_a_window_are_those_of_llama_cpp(tmp_path: Path) -> None:
