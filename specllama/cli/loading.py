@@ -89,8 +89,10 @@ class Said(Listener):
 
     def lost(self, error: SpecllamaError) -> None:
         leave_terminal()
-        say_error(error)
+        if self._output.out.is_terminal:  # maybe in the middle of a line
+            self._output.out.write("\n")
         self._output.out.file.flush()
+        say_error(error)
 
     def fetching(self) -> AbstractContextManager[FetchWatch]:
         return watching(self._output)
