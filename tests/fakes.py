@@ -310,6 +310,7 @@ class FakeSlots:
     def share(self, tokens: Sequence[int]) -> None:
         if any(model.length for model in self.slots):
             raise ContractBroken("share with tokens in a slot")
+        self.hook(len(self.passes), "share")
         self.shared = tuple(tokens)
         for model in self.slots:
             model.feed(tokens)

@@ -230,11 +230,14 @@ class Pool:
         if len(self._tasks) < 2 or any(self._target.length(slot) for slot in range(self.stats.n_slots)):
             return
         first, *others = (task.request.tokens for task in self._tasks)
-        n_shared = min(common_prefix(first, other) for other in others)
-        if min(n_shared, self._target.n_ctx) < LEAST_SHARED:
+        n_shared = min(min(common_prefix(first, other), len(first) - 1, len(other) - 1) for other in others)
+        if not LEAST_SHARED <= n_shared <= self._target.n_ctx:
             return
         began_s, shared = perf_counter(), tuple(first[:n_shared])
-        self._target.share(shared)
+        try:
+            self._target.share(shared)
+        except SpecllamaError:  # every slot is empty: each request reads it, and hears what fails
+            return
         for view in self._views:
             KeptPrefix.of(view).hold([*shared, shared[-1]])
         self.stats.count_pass(0, n_shared, perf_counter() - began_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from specllama.base.errors import MemoryShort, UnsupportedModel
@@ -204,3 +206,15 @@ def test_recurrent_models_are_refused_with_a_way_out(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedModel) as error, open_pool(models, setup, Drafting(), n_ctx=64, n_slots=2):
             pass
         assert error.value.hint
+
+
+@pytest.mark.slow
+def test_five_hundred_requests_take_no_more_memory(pair: tuple[Models, Setup]) -> None:
+    """Prevents: cells, rows or contexts that stay for every request."""
+    process, grown = psutil.Process(), list[int]()
+    with open_pool(*pair, Drafting(), n_ctx=64, n_slots=8) as pool:
+        for n, _ in enumerate(pool.run(each for _ in range(50) for each in requests(10, max_tokens=4))):
+            if n in (100, 499):
+                gc.collect()
+                grown.append(process.memory_info().rss)
+    assert grown[1] - grown[0] < 4 << 20

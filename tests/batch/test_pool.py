@@ -334,6 +334,33 @@ def test_a_common_beginning_is_read_once_and_kept_for_the_next_requests() -> Non
     assert pool.stats.n_read <= len(common) + 9
 
 
+@pytest.mark.parametrize("length", [30, 65, 99])
+def test_equal_prompts_and_prompts_that_are_too_long_share_what_they_can(length: int) -> None:
+    """a shared beginning with the token that each request must compute itself, or one that no slot holds."""
+    pool, target, _ = made(2)
+    tokens = tuple(i % 5 for i in range(length))
+    ends = list(pool.run(greedy(0, id=i, tokens=tokens, max_tokens=2) for i in range(4)))
+    if length > target.n_ctx:
+        assert [type(done.error) for done in ends] == [PromptError] * 4
+    else:
+        assert [done.tokens for done in ends] == [plain_greedy(TARGET, tokens, 2)] * 4
+        assert (target.shared, pool.stats.n_read) == (tokens[:-1], length - 1)
+
+
+@pytest.mark.parametrize("error", [Interrupted("stopped on request"), BackendError("a pass that fails")])
+def test_a_shared_beginning_that_cannot_be_read_is_an_error_of_no_run(error: BackendError) -> None:
+    """Ctrl-C in the first pass that ends in a traceback."""
+
+    def hook(n_call: int, name: str) -> None:
+        if name == "share":
+            raise error
+
+    pool = made(2, hook=hook)[0]
+    tokens = tuple(i % 5 for i in range(30))
+    found = answers(pool, (greedy(0, id=i, tokens=tokens, max_tokens=2) for i in range(3)))
+    assert found == {i: (plain_greedy(TARGET, tokens, 2), "length") for i in range(3)}
+
+
 def wants(*lengths: tuple[int, int], n_slots: int = 9) -> list[Want]:
     """Of (unread tokens, tokens with logits)."""
     target = FakeSlots(TARGET, N_VOCAB, n_slots)
