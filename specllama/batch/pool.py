@@ -198,7 +198,7 @@ class Pool:
             return False
         number, request = taken
         if isinstance(request, Done):
-            self._count(request)
+            self.stats.add(request)
             ended.add(number, request)
         else:
             self._tasks.append(_Task(number, min(free), request, perf_counter()))
@@ -295,8 +295,8 @@ class Pool:
         self._tasks.remove(task)
         if thread.dead:
             done = task.done()
-            self._maker.end(task.slot)
-            self._count(done)
+            self._end(task)
+            self.stats.add(done)
             ended.add(task.number, done)
         else:
             task.want = cast(Want, found)
@@ -328,16 +328,18 @@ class Pool:
         rows: FloatArray = getcurrent().parent.switch(want)
         return rows
 
-    def _count(self, done: Done) -> None:
-        self.stats.add(done)
+    def _end(self, task: _Task) -> None:
+        self._drafting.discard(task.slot)
+        self._maker.end(task.slot)
 
     def _abandon(self) -> None:
         """End what is in progress: each engine leaves its KV as after a cancelled answer."""
         with ExitStack() as stack:
             for task in self._tasks:
-                if task.thread is not None and not task.thread.dead:
-                    task.thread.parent = getcurrent()
-                    stack.callback(task.thread.throw, GreenletExit)
-                    stack.callback(self._maker.end, task.slot)
+                if task.thread is not None:
+                    stack.callback(self._end, task)
+                    if not task.thread.dead:  # else its error is what ends the others
+                        task.thread.parent = getcurrent()
+                        stack.callback(task.thread.throw, GreenletExit)
             self._tasks = []
             self.stats.n_active = 0

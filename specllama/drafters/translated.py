@@ -75,6 +75,8 @@ class TranslatedModel:
     @property
     def length(self) -> int:
         """Tokens now in the KV, counted in the target's ids."""
+        if self._ends and self.model.length < self._ends[-1]:  # a pass failed that it shared with others
+            self._settle(self._ends)
         return len(self._ends)
 
     def n_cells(self, tokens: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from threading import Thread
 
 import pytest
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from specllama.base.errors import BackendError, Interrupted, ModelBusy, NumericsError, PromptError, UsageError
 from specllama.batch.pool import FEW, SLICE, Pool, planned
@@ -54,6 +54,7 @@ def assert_works(pool: Pool, n: int = 4) -> None:
 
 
 def greenlets() -> int:
+    getcurrent()  # the thread's own exists from now on
     gc.collect()
     return sum(isinstance(each, greenlet) and not each.dead for each in gc.get_objects())
 
@@ -282,10 +283,11 @@ def test_an_interrupt_anywhere_leaves_a_pool_that_works(at: int) -> None:
             raise KeyboardInterrupt
 
     for changes, choose in (({"hook": hook}, Certain), ({}, Interrupting)):
-        before, (pool, _, _) = greenlets(), made(2, **changes)
+        before, (pool, _, maker) = greenlets(), made(2, **changes)
         with pytest.raises(KeyboardInterrupt):
             list(pool.run(greedy(i, choose=choose(), max_tokens=40) for i in range(6)))
         assert greenlets() == before
+        assert sorted(maker.begun) == sorted(maker.ended)
         pool._target.hook = lambda n_call, name: None  # type: ignore[attr-defined]
         assert_works(pool)
 

@@ -259,3 +259,14 @@ def test_the_rows_of_known_tokens_are_those_of_all_without_the_empty_cells(
     assert np.array_equal(narrow.eval_known(tokens), rows[:, narrow.known])
     assert np.isneginf(np.delete(rows, narrow.known, axis=1)).all()
     assert (narrow.length, narrow.model.length) == (whole.length, whole.model.length)
+
+
+def test_a_kv_that_lost_its_tokens_is_read_again() -> None:
+    """A spelling that goes on after tokens that are gone: a failed pass empties the slots of others as well."""
+    model = WatchedDraft(N_VOCAB)
+    model.feed(TEXT[:5])
+    model.model.truncate(3)  # the second token takes cells 1 to 3
+    assert (model.length, model.model.length) == (1, 1)
+    model.model.truncate(0)
+    assert model.length == 0
+    np.testing.assert_array_equal(model.eval(TEXT[:3])[-1], expected_row(TEXT[:3]))
