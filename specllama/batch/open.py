@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from specllama.base.errors import MemoryShort
+from specllama.base.errors import MemoryShort, UnsupportedModel
 from specllama.batch.budget import RowBudget, SharedCosts
+from specllama.batch.one_slot import OneSlot
 from specllama.batch.pool import Pool
 from specllama.batch.request import Request
 from specllama.batch.slot_view import SlotView
@@ -18,6 +19,7 @@ from specllama.core.types import Cancel, DraftPolicy, LanguageModel, Part
 from specllama.drafters.controller import Controller
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LlamaSlots
+from specllama.llama.header import has_states
 from specllama.pairs.ask import Drafting
 from specllama.pairs.learning import accepted
 from specllama.pairs.setup import Models, Setup, drafter_for
@@ -59,8 +61,8 @@ def open_pool(
     """A pool on the weights of `models`, with a KV of its own; the block's end frees it.
 
     `n_ctx`: most tokens of a request, prompt and answer. `n_slots`: requests at once; None = by `how_many`, fewer if
-    the memory is short. `n_requests`: how many there are, if that is known. Raises UsageError, MemoryShort,
-    UnsupportedModel and BackendError.
+    the memory is short, one for recurrent models. `n_requests`: how many there are, if that is known. Raises
+    UsageError, MemoryShort, UnsupportedModel and BackendError.
     """
     auto = n_slots is None
     n_slots = n_slots or how_many(setup, n_requests)
@@ -69,23 +71,27 @@ def open_pool(
             try:
                 target, draft = _slots(models, n_slots, n_ctx, stack)
                 break
-            except MemoryShort:
+            except (MemoryShort, UnsupportedModel) as error:
                 if not auto or n_slots == 1:
                     raise
-                n_slots -= 1
+                n_slots = n_slots - 1 if isinstance(error, MemoryShort) else 1
         pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
-        needs = [each.plan.need for each in (target, draft) if each is not None]
+        needs = [each.plan.need for each in (target, draft) if isinstance(each, LlamaSlots)]
         pool.stats.kv_bytes, pool.stats.compute_bytes = sum(n.kv for n in needs), sum(n.compute for n in needs)
         yield pool
 
 
-def _slots(models: Models, n_slots: int, n_ctx: int, owner: ExitStack) -> tuple[LlamaSlots, LlamaSlots | None]:
-    """The KVs of target and draft. Raises as `LlamaSlots`."""
+def _slots(
+    models: Models, n_slots: int, n_ctx: int, owner: ExitStack
+) -> tuple[LlamaSlots | OneSlot, LlamaSlots | OneSlot | None]:
+    """The KVs of target and draft; those of the models themselves for recurrent ones. Raises as `LlamaSlots`."""
 
-    def opened(model: LlamaModel) -> LlamaSlots:
+    def opened(model: LlamaModel) -> LlamaSlots | OneSlot:
         length = min(n_ctx, model.header.n_ctx_train or n_ctx)
         rows = max(MAX_ROWS, model.caps.max_block)
         leaves = model.caps.max_leaves
+        if n_slots == 1 and has_states(model.header):
+            return OneSlot(model, n_ctx=length, max_rows=rows)
         return stack.enter_context(LlamaSlots(model, n_slots=n_slots, n_ctx=length, max_rows=rows, n_leaves=leaves))
 
     with ExitStack() as stack:
