@@ -321,7 +321,7 @@ def _changed(settings: Settings, params: Mapping[str, object]) -> Settings:
 
 @lru_cache(maxsize=64)
 def _known_format(text: str) -> AnswerFormat | UsageError | None:
-    """`given_format` of JSON, or its error. Requests mostly share a format, and checking one takes up to seconds."""
+    """`given_format` of JSON, or its error: requests mostly share a format, and an error takes up to 10 seconds."""
     try:
         return given_format(json.loads(text))
     except UsageError as error:

@@ -207,6 +207,7 @@ def test_formats_and_stops_of_a_request(specllama: Run, talker: Pair, tmp_path: 
     lines = [{"prompt": "a", "regex": "yes|no"}, {"prompt": "a", "json_schema": {"type": "boolean"}}, {"prompt": "a"}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert specllama("batch", *talker.options, "p.jsonl", "-o", "a.jsonl", "--in-order", *FIXED).code == 0
+    assert [each["fits_format"] for each in lines_of(Path("a.jsonl"))[1:]] == [True, True, None]
     first, second, third = (each["text"] for each in lines_of(Path("a.jsonl"))[1:])
     assert first in ("yes", "no")
     assert second in ("true", "false")

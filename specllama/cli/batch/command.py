@@ -268,6 +268,7 @@ def entry(done: Done, piece: PieceOf) -> dict[str, object]:
         "text": answer.text,
         "tokens": answer.tokens,
         "finish_reason": done.reason,
+        "fits_format": None if asked.settings.format is None else asked.settings.format.fits(answer.text),
         "seed": put.seed,
         "timings": timings(done.stats),
         "acceptance": acceptance(done.stats),
