@@ -10,6 +10,7 @@ from math import exp, fsum, log
 from typing import Any
 
 from specllama.base.clock import perf_counter
+from specllama.base.text import counted
 from specllama.batch.pool import Pool
 from specllama.batch.request import Request
 from specllama.batch.stats import BatchStats, Spread
@@ -177,7 +178,7 @@ def verdict(found: Sequence[ParallelRow]) -> str:
     sentences = []
     for condition in conditions:
         gains = {row.n_parallel: row.gain for row in found if row.condition == condition and row.gain is not None}
-        where = f"temperature {condition.temperature:g}, {condition.n_predict} tokens"
+        where = f"temperature {condition.temperature:g}, answers of {counted(condition.n_predict, 'token')}"
         where += f", prompts of {condition.n_prompt}" if condition.n_prompt else ""
         sentences.append((f"{where}: " if len(conditions) > 1 else "") + _of_gains(gains))
     return "; ".join(sentences)

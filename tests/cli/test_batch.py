@@ -14,7 +14,8 @@ import pytest
 
 from specllama.cli.batch import command
 from specllama.cli.batch.source import SPARE
-from tests.cli.conftest import EVIL, SILENT, SPECLLAMA, Pair, Run, record_of
+from tests import tiny
+from tests.cli.conftest import EVIL, SILENT, SPECLLAMA, Pair, Run, forbidden, record_of
 from tests.homes import file_size_limit
 
 FIXED = ("--temp", "0", "-n", "8", *SILENT)
@@ -170,18 +171,8 @@ def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, sho
         {"prompt": "x" * 9000},
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, requests_)))
-    args = [
-        "batch",
-        *short_pair.options,
-        "p.jsonl",
-        "-n",
-        "4",
-        "--json",
-        "-q",
-        "--in-order",
-        "--logit-bias",
-        "258=-inf",
-    ]
+    ends = forbidden(*(tiny.token_id(tiny.byte_level(), text) for text in ("<|im_end|>", "<|endoftext|>")))
+    args = ["batch", *short_pair.options, "p.jsonl", "-n", "4", "--json", "-q", "--in-order", *ends]
     result = specllama(*args, "-o", "a.jsonl")
     assert result.code == 1
     first, second, long = lines_of(Path("a.jsonl"))[1:]

@@ -27,11 +27,13 @@ import pytest
 from specllama.audit.report import AuditReport
 from specllama.base.errors import SpecllamaError
 from specllama.bench.compare import ReportComparison
+from specllama.bench.parallel import ParallelReport
 from specllama.bench.report import BenchReport
 from specllama.chat.stream import TextStream
 from specllama.cli import doctor, tune
 from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.bench import command as bench_command
+from specllama.cli.bench.parallel import parallel_lines
 from specllama.cli.bench.view import comparison_lines, csv_lines, report_lines
 from specllama.cli.chat.view import ChatView
 from specllama.cli.check import drafts as check_drafts
@@ -272,7 +274,8 @@ REPORTS: dict[str, Callable[[Output], None]] = {
         output, filled(SearchOutcome), filled(Derived) if output.out.is_terminal else None
     ),
     "tune": lambda output: tune.show(output, filled(ProfileKey), filled(Tuned)),
-    "bench": lambda output: bench_command._show(filled(BenchReport), output, full=True),
+    "bench": lambda output: bench_command._show(report_lines(filled(BenchReport), full=True), output),
+    "bench --parallel": lambda output: bench_command._show(parallel_lines(filled(ParallelReport)), output),
     "bench, csv": lambda output: output.text("\n".join(csv_lines(filled(BenchReport)))),
     "bench compare": lambda output: output.text("\n".join(comparison_lines(filled(ReportComparison), [EVIL, EVIL]))),
     "audit": lambda output: output.text(markdown(filled(AuditReport))),

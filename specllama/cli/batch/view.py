@@ -83,7 +83,7 @@ def report_lines(tally: BatchTally, stats: BatchStats) -> Iterator[str]:
     accepted = f", {percent(spec.acceptance_rate, 1)} of the drafted tokens accepted" if spec.n_drafted else ""
     rows = f", {stats.rows_per_pass:.1f} rows in a pass" if stats.rows_per_pass else ""
     yield (
-        f"{_figure(60 * tally.n_answers / tally.seconds)} answers a minute, "
+        f"{_figure(60 * tally.n_answers / tally.seconds)} a minute, "
         f"{rate(spec.n_emitted / tally.seconds, 't/s')}, "
         f"{figure(stats.n_slots)} at once{accepted}{rows}"
     )
