@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from specllama.chat.settings import Settings
 from specllama.cli.batch import command
 from specllama.cli.batch.source import SPARE
+from specllama.core.noise import SeedMode
+from specllama.core.sampling import SamplingParams
+from specllama.llama.kernel_path import KernelPath
 from tests import tiny
 from tests.cli.conftest import EVIL, SILENT, SPECLLAMA, Pair, Run, forbidden, record_of
 from tests.homes import file_size_limit
@@ -206,6 +210,23 @@ def test_formats_and_stops_of_a_request(specllama: Run, talker: Pair, tmp_path: 
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "stop": stop}))
     assert specllama("batch", *talker.options, "p.jsonl", "-o", "b.jsonl", *FIXED).code == 0
     assert lines_of(Path("b.jsonl"))[1]["text"] == third[: third.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "said"),
+    [
+        (Settings(params=SamplingParams(temperature=0)), True, ""),
+        (Settings(params=SamplingParams(temperature=0)), False, "near-ties"),
+        (Settings(seed=1, seed_mode=SeedMode.SAME), True, ""),
+        (Settings(seed=1, seed_mode=SeedMode.SAME), False, "near-ties"),
+        (Settings(seed=1), True, "--seed-mode"),
+        (Settings(), False, ""),
+    ],
+)
+def test_what_a_fixed_answer_depends_on_is_said(settings: Settings, own: bool, said: str) -> None:
+    """Prevents: a promise of equal texts that llama.cpp's kernels, or other draft lengths, do not keep."""
+    caveat = command.caveat_of(settings, KernelPath(own=own))
+    assert (said in caveat, bool(caveat)) == (True, bool(said))
 
 
 def test_a_full_disk_is_an_error_and_resume_goes_on(specllama: Run, talker: Pair, prompts: Path) -> None:

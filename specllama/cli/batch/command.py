@@ -44,6 +44,7 @@ from specllama.cli.tuned import measured, say_profile
 from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, PieceOf
 from specllama.llama import build_info
+from specllama.llama.kernel_path import KernelPath
 from specllama.llama.vocab import Vocabulary
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask
@@ -144,6 +145,8 @@ def batch(
         pool = stack.enter_context(opened)
         at_once = f"{counted(pool.stats.n_slots, 'request')} at once, {counted(n_ctx, 'token')} of context each"
         out.note(at_once + (f" (line {survey.n_line} is the longest)" if survey and survey.n_line else ""))
+        if caveat := caveat_of(settings, KernelPath.of(loaded.target.plan)):
+            out.note(f"note: {caveat}")
         header = {"event": START, "schema": SCHEMA, "settings": work.settings, **_about(loaded, setup, ask)}
         put = _opened(work, out, stack)
         if not kept.header:
@@ -167,6 +170,16 @@ def batch(
             figures = {**tally.to_json(), "parallel": pool.stats.n_slots, "n_ctx": n_ctx, "stats": pool.stats.to_json()}
             out.data({**header, "event": "report", **figures})
     _end(kept.n_errors + tally.n_errors)
+
+
+def caveat_of(settings: Settings, path: KernelPath) -> str:
+    """Why answers that no chance decides may differ from those of `run`, or of another --parallel; empty if not."""
+    fixed = settings.params.greedy or (settings.seed >= 0 and settings.seed_mode is SeedMode.SAME)
+    if fixed and not path.own:
+        return "llama.cpp's kernels round with the tokens of a pass: at near-ties an answer may not be that of `run`"
+    if settings.seeded and not fixed:
+        return "with --seed-mode draws, the answers to a seed depend on --parallel (--seed-mode same: they do not)"
+    return ""
 
 
 def _answer(
