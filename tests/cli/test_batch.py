@@ -99,6 +99,7 @@ def test_statistics_as_json(specllama: Run, talker: Pair, prompts: Path) -> None
     assert record["stats"]["spec"]["n_emitted"] == 3 * 8 + 3
 
 
+@pytest.mark.slow
 def test_resume_answers_what_is_missing(specllama: Run, talker: Pair, prompts: Path) -> None:
     """Prevents: an answer twice; a request without an answer; an error that a resumed batch forgets."""
     args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", "--in-order", *FIXED]

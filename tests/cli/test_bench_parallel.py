@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import SILENT, Pair, Run
 
 
+@pytest.mark.slow
 def test_the_table_in_every_format(specllama: Run, talker: Pair) -> None:
     """Prevents: a column without a value; a report that only a person can read."""
     args = ["bench", *talker.options, "--parallel", "2,1", "-r", "1", "-n", "8", "--category", "qa", *SILENT]
