@@ -225,7 +225,7 @@ def show(output: Output, subject: ProfileKey, tuned: Tuned) -> None:
     if output.verbose:
         _show_details(output, tuned)
     if tuned.removed:
-        output.note(f"removed, not faster: {', '.join(tuned.removed)}")
+        output.note(f"removed, not clearly faster: {', '.join(tuned.removed)}")
 
 
 def _rows(subject: ProfileKey, tuned: Tuned) -> list[tuple[str, str, str]]:

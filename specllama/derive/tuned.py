@@ -141,5 +141,5 @@ def _promises(found: Findings, own: Header, recipe: Recipe, *, quick: bool) -> b
             draft, base = each, whole
     factor, path = least_cost(own, recipe, base), drafts.place(own.path, recipe)
     layouts = tuple(replace(layout, draft=scaled(layout.draft, factor)) for layout in draft.layouts)
-    supposed = replace(draft, path=path, layouts=layouts)
+    supposed = replace(draft, path=path, layouts=layouts, is_cut=recipe.n_vocab > 0)
     return choose(replace(found, drafts=(*found.drafts, supposed)), quick=quick).derived == path

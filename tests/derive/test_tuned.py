@@ -92,12 +92,12 @@ def _kept() -> list[str]:
 
 def test_the_fastest_draft_stays_and_the_others_are_removed(tune: Tune) -> None:
     """Prevents: gigabytes of drafts that lost; a profile of a draft that was removed."""
-    tuned = tune({"": (0.4, 0.9), Q4: (0.25, 0.89), BOTH: (0.15, 0.88), CUT: (0.38, 0.9)})
+    tuned = tune({"": (0.6, 0.9), Q4: (0.5, 0.89), BOTH: (0.06, 0.88), CUT: (0.58, 0.9)})
     assert _kept() == [BOTH]
     assert tuned.profile.derived == next(drafts.paths())
-    assert tuned.profile.costs.draft_cost() == pytest.approx(0.15)
+    assert tuned.profile.costs.draft_cost() == pytest.approx(0.06)
     assert tuned.removed == ("draft+q4_0",)
-    assert (tuned.before.derived, tuned.before.costs.draft_cost()) == (None, pytest.approx(0.4))
+    assert (tuned.before.derived, tuned.before.costs.draft_cost()) == (None, pytest.approx(0.6))
     assert tuned.profile.classes[0].speedup > tuned.before.classes[0].speedup > 1.0
 
 
@@ -162,7 +162,7 @@ def test_ctrl_c_leaves_nothing_of_what_was_made(tune: Tune, monkeypatch: pytest.
 
     monkeypatch.setattr(derive, "make", then_stop)
     with pytest.raises(KeyboardInterrupt):
-        tune({"": (0.4, 0.9), Q4: (0.25, 0.89)})
+        tune({"": (0.6, 0.9), Q4: (0.5, 0.89)})
     assert (n_made, _kept()) == (2, [])
 
 
