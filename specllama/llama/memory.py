@@ -86,7 +86,8 @@ def need_for(
     way_back: str = KEPT,
 ) -> MemoryNeed:
     """The memory of a model with a context of `n_ctx` tokens. `n_more`: bytes of weights beyond the file's."""
-    n_states = 1 + MOST_SAVED + (n_kept_states(header, min(n_outputs, n_ubatch)) if way_back == KEPT else 0)
+    # llama.cpp's own, the saved ones, and the place of the next.
+    n_states = 2 + MOST_SAVED + (n_kept_states(header, min(n_outputs, n_ubatch)) if way_back == KEPT else 0)
     n_window = window_cells(header, n_ubatch) + header.n_swa if way_back == WINDOW else 0  # one window is saved
     return MemoryNeed(
         weights=header.n_weight_bytes + n_more,

@@ -12,7 +12,8 @@ import pytest
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.files import gguf_check
 from specllama.llama import load, load_vocabulary, read_header
-from specllama.llama.rollback import Rollback, SavedStates, Truncation
+from specllama.llama.rollback import TRUNCATION, Rollback, SavedStates, Truncation
+from specllama.llama.ways import by_kind
 from tests import tiny
 
 
@@ -196,7 +197,8 @@ def test_a_model_that_does_not_come_back_is_refused_when_it_is_loaded(
     path = tiny.write_model(tmp_path / "mamba.gguf", arch="mamba")
     tiny.load(path).close()
     if way is Truncation:
-        monkeypatch.setattr("specllama.llama.model._way_back", lambda native, memory: Truncation(memory))
+        truncation = by_kind(TRUNCATION)
+        monkeypatch.setattr("specllama.llama.model._way_back", lambda _, memory, __: (Truncation(memory), truncation))
     else:
         monkeypatch.setattr(SavedStates, "_restore", lambda self, call, length: True)
     assert "roll its memory back" in refusal(path, UnsupportedModel)
