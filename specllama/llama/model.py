@@ -59,7 +59,7 @@ from specllama.llama.rollback import (
 )
 from specllama.llama.tree import Growth, Tree, TreeLines
 from specllama.llama.vocab import Vocabulary
-from specllama.llama.ways import ASKED, N_REJECTED, N_ROWS, N_STEPS, MeasuredWays, WayBack, by_kind, compared, possible
+from specllama.llama.ways import ASKED, N_REJECTED, N_ROWS, N_STEPS, MeasuredWays, WayBack, by_kind, compared, wished
 
 _EVERY = -1  # sequence
 _WIDE = 6  # rows of the test of our kernels
@@ -99,7 +99,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         type_k=wish.type_k,
         type_v=wish.type_v,
         n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
-        way_back=wish.rollback if wish.rollback in (ways := possible(model)) else ways[0],
+        way_back=wished(model, wish.rollback),
     )
 
 

@@ -41,6 +41,12 @@ def possible(header: Header) -> tuple[str, ...]:
     return (TRUNCATION, WINDOW) if any(window_layers(header)) else (TRUNCATION,)
 
 
+def wished(header: Header, rollback: str) -> str:
+    """The way that was asked for if the model has it, else the one to prefer."""
+    ways = possible(header)
+    return rollback if rollback in ways else ways[0]
+
+
 def compared(header: Header, *, on_gpu: bool) -> tuple[str, ...]:
     """The ways whose cost is measured, if there are several. On the CPU, the device's memory is the CPU's."""
     ways = tuple(way for way in possible(header) if has_states(header) and (on_gpu or way != DEVICE))
