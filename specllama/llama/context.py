@@ -27,6 +27,8 @@ Self = TypeVar("Self", bound="Context")
 class Context:
     """What `LlamaModel` and `LlamaSlots` have in common. Both know what the KV cache holds; this class does not."""
 
+    n_ctx: int  # tokens of a text
+
     def __init__(self, native: Native, about: Header, plan: LoadPlan, vocab_size: int, n_shared: int) -> None:
         """`n_shared`: most of llama.cpp's sequences that one token may be in."""
         lib, pointers = native.pointers.lib, native.pointers
@@ -69,6 +71,14 @@ class Context:
     def _require_open(self) -> None:
         if self._native.pointers.closed:
             raise BackendError(f"{self.path.name} is closed")
+
+    def _require_room(self, length: int, n_new: int) -> None:
+        self._require_open()
+        if length + n_new > self.n_ctx:
+            raise ContextFull(
+                f"the context of {self.n_ctx} tokens has no room for {counted(n_new, 'token')} after {length}",
+                hint="use a longer context (--ctx-size)",
+            )
 
     def _call(self, name: str, *arguments: object) -> Any:
         return self._timed(getattr(self._lib, name), *arguments)

@@ -315,7 +315,7 @@ class LlamaModel(Context):
         Raises ContextFull, Interrupted (computed tokens stay, see `length`) and BackendError.
         """
         self._require_line()
-        self._require_room(len(tokens))
+        self._require_room(self.length, len(tokens))
         n_before, self._tree = self.length, None
         self._text.extend(tokens)
         try:
@@ -394,10 +394,7 @@ class LlamaModel(Context):
             require_chain(kept=path)
             self.truncate(length + len(path))
             return
-        if length != tree.root + 1:
-            raise ValueError(f"cannot keep {length} tokens: the pending token is number {tree.root + 1}")
-        n_kept = tree.in_order(path)
-        again = [tree.tokens[node] for node in path[n_kept:]]
+        n_kept, again = tree.kept(length, path)
         self._prune(tree, n_kept)
         self._text.extend(again)
 
@@ -415,7 +412,7 @@ class LlamaModel(Context):
             raise ValueError("the KV cache holds a tree, expected keep or truncate first")
 
     def _require_rows(self, n_rows: int) -> None:
-        self._require_room(n_rows)
+        self._require_room(self.length, n_rows)
         if not 1 <= n_rows <= self.caps.max_block:
             raise BackendError(
                 f"eval got {counted(n_rows, 'token')} (expected 1 to {self.caps.max_block})",
@@ -427,14 +424,6 @@ class LlamaModel(Context):
             raise BackendError(
                 f"eval got a tree with {n_leaves} leaves (expected 1 to {self.caps.max_leaves})",
                 hint="draft a tree with fewer branches, or load the model with a larger max_leaves",
-            )
-
-    def _require_room(self, n_new: int) -> None:
-        self._require_open()
-        if self.length + n_new > self.n_ctx:
-            raise ContextFull(
-                f"the context of {self.n_ctx} tokens has no room for {counted(n_new, 'token')} after {self.length}",
-                hint="use a longer context (--ctx-size)",
             )
 
     def _decode(self, tokens: Sequence[int], n_rows: int, growth: Growth | None = None) -> None:

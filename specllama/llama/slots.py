@@ -16,8 +16,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from specllama.base.errors import ContextFull, RollbackRefused, UnsupportedModel
-from specllama.base.text import counted
+from specllama.base.errors import RollbackRefused, UnsupportedModel
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps, Part, require_chain
 from specllama.llama.context import Context
@@ -189,10 +188,7 @@ class LlamaSlots(Context):
             require_chain(kept=path)
             self.truncate(slot, length + len(path))
             return
-        if length != tree.root + 1:
-            raise ValueError(f"cannot keep {length} tokens: the pending token is number {tree.root + 1}")
-        n_kept = tree.in_order(path)
-        again = [tree.tokens[node] for node in path[n_kept:]]
+        n_kept, again = tree.kept(length, path)
         self._cut(it, length + n_kept)
         it.text += again
 
@@ -202,7 +198,7 @@ class LlamaSlots(Context):
             raise ValueError("a slot is in use, expected empty slots")
         first, *others = self._slots
         self._clear()
-        self._require_room(first, len(tokens))
+        self._require_room(0, len(tokens))
         with self._emptied_by_errors():
             for at in range(0, len(tokens), self.max_rows):
                 self.run([Part(0, tuple(tokens[at : at + self.max_rows]), 0)])
@@ -213,14 +209,6 @@ class LlamaSlots(Context):
             for slot in self._slots:
                 slot.n_shared = len(tokens)
 
-    def _require_room(self, slot: _Slot, n_new: int) -> None:
-        self._require_open()
-        if len(slot.text) + n_new > self.n_ctx:
-            raise ContextFull(
-                f"the context of {self.n_ctx} tokens has no room for {counted(n_new, 'token')} after {len(slot.text)}",
-                hint="use a longer context (--ctx-size)",
-            )
-
     def _piece(self, part: Part) -> _Piece:
         """Raises ContextFull and ValueError, with everything as before."""
         slot, n_new, n_rows = self._slots[part.slot], len(part.tokens), part.n_rows
@@ -228,7 +216,7 @@ class LlamaSlots(Context):
             raise ValueError(f"a part of {n_new} tokens has {n_rows} rows (expected 0 to {self.caps.max_block})")
         if wrong := [token for token in part.tokens if not 0 <= token < self.vocab_size]:
             raise ValueError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens")
-        self._require_room(slot, n_new)
+        self._require_room(len(slot.text), n_new)
         growth, n_held = None, len(slot.text) - slot.n_decoded
         if part.grows:
             if slot.tree is None or part.parents is None:
@@ -245,7 +233,7 @@ class LlamaSlots(Context):
             raise ValueError(f"a tree has {growth.n_lines} leaves (expected 1 to {self.caps.max_leaves})")
         n_tokens = n_held + n_new
         n_taken = slot.n_taken(n_tokens)
-        n_padding = max(n_taken - n_tokens, 0)
+        n_padding = max(n_taken - n_tokens, 0)  # no freed cell may stay free
         nodes = growth.positions if growth else ()
         positions = [*range(slot.n_decoded, slot.n_decoded + n_tokens - len(nodes)), *nodes]
         positions += range(positions[-1] + 1, positions[-1] + 1 + n_padding)

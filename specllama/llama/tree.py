@@ -92,6 +92,16 @@ class Tree:
             found.append(self._parents[found[-1]])
         return found
 
+    def kept(self, length: int, path: Sequence[int]) -> tuple[int, list[int]]:
+        """(how many first nodes stay in the cache, tokens of the rest of `path`) if `length` tokens and `path` stay.
+
+        Raises ValueError if `length` does not end with the pending token, or `path` is none from there.
+        """
+        if length != self.root + 1:
+            raise ValueError(f"cannot keep {length} tokens: the pending token is number {self.root + 1}")
+        n_kept = self.in_order(path)
+        return n_kept, [self.tokens[node] for node in path[n_kept:]]
+
     def in_order(self, path: Sequence[int]) -> int:
         """How many nodes of `path` follow each other in the cache from the pending token on.
 

@@ -155,6 +155,23 @@ def test_long_texts_that_are_read_in_turns_have_the_rows_of_each_alone(model: Ll
                 require_equal(model, rows, alone(model, text, n), len(text))
 
 
+@with_kernels
+@pytest.mark.parametrize("path", ["gemma3"], indirect=True)
+def test_slots_of_a_model_with_a_cache_of_the_window_keep_everything(path: Path, model: LlamaModel) -> None:
+    """Prevents: texts that lose what others push out of a cache of the window alone."""
+    texts = [[(slot + 7 * index * index) % N_VOCAB for index in range(90)] for slot in range(6)]
+    with (
+        loaded(path, bool(model.plan.kernels), rollback="window") as windowed,
+        opened(windowed, n_slots=6, n_ctx=100, max_rows=90) as slots,
+    ):
+        for slot, text in enumerate(texts):
+            slots.run([Part(slot, tuple(text), 0)])
+        for slot in range(6):
+            slots.truncate(slot, 60)
+        for text, rows in zip(texts, slots.run([Part(slot, (1, 2), 2) for slot in range(6)]), strict=True):
+            require_equal(model, rows, alone(model, [*text[:60], 1, 2], 2), text)
+
+
 def planned_cells(slots: LlamaSlots) -> dict[int, int]:
     """Position of the token in each cell, as the slots know them; free cells are left out."""
     found = dict[int, int]()
@@ -556,6 +573,18 @@ def test_spare_cells_of_one_place_are_filled_together(branching: LlamaModel) -> 
             require_equal(branching, rows, alone(branching, text, 1), text)
         assert [slots.length(0), slots.length(1), *sizes] == [3, 4, 3]  # one token more
         assert slots._n_cells == 9
+
+
+@with_kernels_and_trees
+def test_tokens_that_wait_may_exceed_a_pass(branching: LlamaModel) -> None:
+    """Prevents: a pass with accepted branches of many slots that llama.cpp ends the process for."""
+    with opened(branching, n_leaves=2, max_rows=6) as slots:
+        for slot in range(N_SLOTS):
+            slots.run([Part(slot, (slot, 1, 2, 3, 4), 5, (-1, -1, 1, 2))])
+            slots.keep(slot, 1, [1, 2, 3])  # not the first nodes, so they are computed again
+        rows = slots.run([Part(slot, (7,), 1) for slot in range(N_SLOTS)])  # 16 tokens
+        for slot, found in enumerate(rows):
+            require_equal(branching, found, alone(branching, [slot, 2, 3, 4, 7], 1), slot)
 
 
 def test_a_wrong_tree_is_refused_and_changes_nothing(branching: LlamaModel) -> None:
