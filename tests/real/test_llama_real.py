@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import Interrupted
+from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel
 from specllama.llama import (
     LlamaModel,
@@ -75,25 +76,25 @@ def test_a_rollback_across_the_sliding_window_brings_the_old_tokens_back(open_mo
 
 
 def test_a_cache_of_the_window_keeps_what_a_whole_one_keeps(open_model: OpenModel, model_file: ModelFile) -> None:
-    """Prevents: another greedy text, a rejected token that stays, or memory for other layers than llama.cpp's."""
+    """Prevents: a rejected token that stays in the window, or memory planned for other layers than llama.cpp's.
+
+    The cells stand in another order, and eight-bit activations make much of the last bit: so does flash attention.
+    """
     assert cells_of(model_file(WINDOWED), n_ctx=2048, n_batch=512) == {(2048, 3), (1024, 15)}
     assert sum(window_layers(read_header(model_file(WINDOWED)))) == 15
-    model, rows = open_model(WINDOWED, n_ctx=2048, rollback=WINDOW), []
-    tokens = model.vocab.tokenize(TEXT * 20, special=False, bos=True)
-    tokens = (tokens * 2)[:1500]
-    for rejected in (tokens[:6], tokens[40:46]):
-        model.truncate(0)
+
+    def after(rejected: int, **options: object) -> FloatArray:
+        model = open_model(WINDOWED, n_ctx=2048, **options)
+        tokens = (model.vocab.tokenize(TEXT * 20, special=False, bos=True) * 2)[:1026]
         model.feed(tokens[:1021])
-        model.eval([tokens[1021], *rejected])  # the cache of 1024 cells begins anew in the middle
+        model.eval([tokens[1021], *tokens[rejected : rejected + 6]])  # 1024 cells: they begin anew in the middle
         model.keep(1022, [])
-        rows.append(np.array(model.eval(tokens[1022:1026])))
-    np.testing.assert_array_equal(rows[0], rows[1])
-    whole = open_model(WINDOWED, n_ctx=2048)
-    whole.feed(tokens[:1021])
-    whole.eval([tokens[1021]])
-    found = whole.eval(tokens[1022:1026])
-    assert np.abs(rows[0] - found).max() < 0.05 * found.std()
-    assert (rows[0].argmax(axis=1) == found.argmax(axis=1)).all()
+        return np.array(model.eval(tokens[1022:]))
+
+    window, whole = after(0, rollback=WINDOW), after(0)
+    np.testing.assert_array_equal(window, after(40, rollback=WINDOW))
+    rounding = np.abs(whole - after(0, flash_attn="off")).max()
+    assert 0.0 < np.abs(window - whole).max() < 2.0 * rounding
 
 
 def test_all_ends_of_a_turn_are_known(model_file: ModelFile) -> None:
