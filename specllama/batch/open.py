@@ -26,7 +26,7 @@ from specllama.pairs.setup import Models, Setup, drafter_for
 
 MOST_AT_ONCE = 16  # of auto: more requests make every answer slower for few tokens a second more
 NEAR_BEST = 0.95  # auto takes the fewest requests that reach this share of the best rate
-MAX_ROWS = 128  # tokens of a pass; each may need a row of logits, which takes memory
+MAX_ROWS = 128  # tokens of a pass: in wider ones a token costs as much, and its row of logits takes memory
 
 
 def rate(setup: Setup, n: int) -> float:
