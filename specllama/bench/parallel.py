@@ -185,13 +185,16 @@ def verdict(found: Sequence[ParallelRow]) -> str:
 
 
 def _of_gains(gains: Mapping[int, float]) -> str:
-    """Where drafts stop to pay."""
+    """Where drafts stop to pay: behind the most requests at which they do."""
     paying = [n for n, gain in sorted(gains.items()) if gain > 1.0]
-    lost = [n for n in sorted(gains) if n not in paying]
     if not paying:
         return "drafts do not pay at any number of requests"
-    best = max(paying, key=lambda n: gains[n])
+    best, last = max(paying, key=lambda n: gains[n]), max(paying)
+    between = [f"not at {n} ({gains[n]:.2f})" for n in sorted(gains) if n < last and n not in paying]
+    behind = [n for n in sorted(gains) if n > last]
     text = f"drafts give up to {gains[best]:.2f} times the tokens (at {best})"
-    if not lost:
-        return f"{text} and pay up to {max(paying)} requests at once ({gains[max(paying)]:.2f})"
-    return f"{text} and stop paying at {lost[0]} requests at once ({gains[lost[0]]:.2f})"
+    if behind:
+        text += f" and stop paying at {behind[0]} requests at once ({gains[behind[0]]:.2f})"
+    else:
+        text += f" and pay up to {last} requests at once ({gains[last]:.2f})"
+    return ", ".join([text, *between])

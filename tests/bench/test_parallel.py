@@ -132,6 +132,7 @@ def _table(gains: dict[int, float], condition: Condition = SHORT) -> list[Parall
     [
         ({1: 1.5, 2: 1.2, 4: 0.9, 8: 0.8}, "1.50 times the tokens (at 1) and stop paying at 4 requests at once (0.90)"),
         ({1: 1.5, 8: 1.1}, "1.50 times the tokens (at 1) and pay up to 8 requests at once (1.10)"),
+        ({1: 1.5, 4: 0.9, 8: 1.1}, "(at 1) and pay up to 8 requests at once (1.10), not at 4 (0.90)"),
         ({1: 0.9, 8: 0.8}, "drafts do not pay"),
     ],
 )

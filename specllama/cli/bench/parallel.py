@@ -267,7 +267,8 @@ def parallel_lines(report: ParallelReport, width: int | None = None) -> list[str
     for condition in dict.fromkeys(row.condition for row in report.rows):
         table = [row for row in report.rows if row.condition == condition]
         prompts = f"prompts of {condition.n_prompt} tokens or more" if condition.n_prompt else "prompts as they are"
-        lines += [f"Temperature {condition.temperature:g}, answers of {condition.n_predict} tokens, {prompts}:", ""]
+        length = "at most " * bool(report.settings.get("natural_stop")) + counted(condition.n_predict, "token")
+        lines += [f"Temperature {condition.temperature:g}, answers of {length}, {prompts}:", ""]
         for found, spare in ((_speeds(table), SPARE_SPEEDS), (_times(table), SPARE_TIMES)):
             heads, drawn = fitted_table(*found, spare, width)
             lines += [*drawn, ""]
