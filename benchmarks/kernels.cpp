@@ -1,6 +1,6 @@
 // Products of one type of weights after another, in every buffer type of the CPU, and what the machine could do.
 //
-// Usage: PROGRAM LIBRARY THREADS ROUNDS. Compiled by kernels.py with the flags of one instruction set.
+// Usage: PROGRAM LIBRARY THREADS ROUNDS dense|experts. Compiled by kernels.py with the flags of one instruction set.
 // Prints lines: "read GB/s", "multiply GMAC/s", "fma GMAC/s", then "TYPE BUFFER COLUMNS MS BYTES MULTIPLICATIONS".
 #include <dlfcn.h>
 #include <unistd.h>
@@ -11,6 +11,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -33,11 +35,17 @@ namespace {
 
 using namespace speck::SPECK_ISA;
 
-// The matrices of a layer of Qwen2.5-1.5B: numbers in a row, rows.
-constexpr int layer[][2] = {{1536, 1536}, {1536, 256}, {1536, 256}, {1536, 1536}, {1536, 8960}, {1536, 8960}, {8960, 1536}};
+struct Shape {
+    int row, rows, experts = 1, used = 1;  // numbers in a row; the experts that a token uses
+};
+using Layer = std::vector<Shape>;
+// The matrices of a layer of Qwen2.5-1.5B, and the experts of a layer of OLMoE-1B-7B.
+const Layer dense{{1536, 1536}, {1536, 256}, {1536, 256}, {1536, 1536}, {1536, 8960}, {1536, 8960}, {8960, 1536}};
+const Layer mixture{{2048, 1024, 64, 8}, {2048, 1024, 64, 8}, {1024, 2048, 64, 8}};
 constexpr int longest_row = 8960;
 constexpr size_t streamed_bytes = 200'000'000;  // more than a cache holds
 constexpr int widths[] = {1, 2, 4, 8, 16};
+constexpr int widest = 16;
 
 ggml_backend_t cpu;
 int n_threads;
@@ -120,25 +128,37 @@ double fma_rate() {
 
 // The weights of several layers in one buffer type, multiplied with any number of columns.
 struct Matrices {
+    const Layer& layer;
     ggml_context* ctx;
     ggml_backend_buffer_t buffer;
     std::vector<ggml_tensor*> weights;
-    size_t bytes = 0;
+    std::vector<int32_t> chosen;  // experts of each column, by chance
+    size_t bytes = 0;             // that one column needs
     double multiplications = 0;
 
-    Matrices(ggml_type kind, ggml_backend_buffer_type_t buft, const std::vector<char>& block, int n_layers) {
+    Matrices(const Layer& layer, ggml_type kind, ggml_backend_buffer_type_t buft, const std::vector<char>& block, int n_layers)
+        : layer(layer) {
         ctx = ggml_init({(size_t)n_layers * 8 * ggml_tensor_overhead(), nullptr, true});
         for (int i = 0; i < n_layers; i++)
-            for (const auto& shape : layer) weights.push_back(ggml_new_tensor_2d(ctx, kind, shape[0], shape[1]));
+            for (const auto& its : layer) weights.push_back(ggml_new_tensor_3d(ctx, kind, its.row, its.rows, its.experts));
         buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
         std::vector<char> data;
-        for (ggml_tensor* weight : weights) {
+        for (size_t i = 0; i < weights.size(); i++) {
+            ggml_tensor* weight = weights[i];
             data.resize(ggml_nbytes(weight));
             for (size_t at = 0; at < data.size(); at += block.size())
                 memcpy(data.data() + at, block.data(), std::min(block.size(), data.size() - at));
             ggml_backend_tensor_set(weight, data.data(), 0, data.size());
-            bytes += data.size();
-            multiplications += (double)ggml_nelements(weight);
+            const Shape& its = layer[i % layer.size()];
+            bytes += data.size() / its.experts * its.used;
+            multiplications += (double)ggml_nelements(weight) / its.experts * its.used;
+        }
+        std::mt19937 random(1);
+        std::vector<int32_t> all(layer[0].experts);
+        std::iota(all.begin(), all.end(), 0);
+        for (int i = 0; i < widest; i++) {
+            std::shuffle(all.begin(), all.end(), random);
+            chosen.insert(chosen.end(), all.begin(), all.begin() + layer[0].used);
         }
     }
     ~Matrices() {
@@ -146,13 +166,20 @@ struct Matrices {
         ggml_free(ctx);
     }
 
-    double run(int columns, float* x, float* y) const {
-        ggml_context* work = ggml_init({weights.size() * 3 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true});
+    static ggml_tensor* product(ggml_context* work, ggml_tensor* weight, const Shape& its, int columns, void* x, void* ids) {
+        ggml_tensor* input = ggml_new_tensor_3d(work, GGML_TYPE_F32, its.row, 1, columns);
+        input->data = x;
+        if (its.experts == 1) return ggml_mul_mat(work, weight, ggml_reshape_2d(work, input, its.row, columns));
+        ggml_tensor* which = ggml_new_tensor_2d(work, GGML_TYPE_I32, its.used, columns);
+        which->data = ids;
+        return ggml_mul_mat_id(work, weight, input, which);
+    }
+
+    double run(int columns, float* x, float* y) {
+        ggml_context* work = ggml_init({weights.size() * 4 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true});
         ggml_cgraph* graph = ggml_new_graph(work);
-        for (ggml_tensor* weight : weights) {
-            ggml_tensor* input = ggml_new_tensor_2d(work, GGML_TYPE_F32, weight->ne[0], columns);
-            input->data = x;
-            ggml_tensor* out = ggml_mul_mat(work, weight, input);
+        for (size_t i = 0; i < weights.size(); i++) {
+            ggml_tensor* out = product(work, weights[i], layer[i % layer.size()], columns, x, chosen.data());
             out->data = y;
             ggml_build_forward_expand(graph, out);
         }
@@ -162,18 +189,17 @@ struct Matrices {
     }
 };
 
-bool holds(ggml_backend_buffer_type_t buft, ggml_type kind) {
-    ggml_context* ctx = ggml_init({4 * ggml_tensor_overhead(), nullptr, true});
-    ggml_tensor* weight = ggml_new_tensor_2d(ctx, kind, 1536, 256);
+bool holds(ggml_backend_buffer_type_t buft, ggml_type kind, const Shape& its) {
+    ggml_context* ctx = ggml_init({8 * ggml_tensor_overhead(), nullptr, true});
+    ggml_tensor* weight = ggml_new_tensor_3d(ctx, kind, its.row, 256, its.experts);
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
-    ggml_tensor* input = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 1536, 512);
-    const bool yes = buffer && ggml_backend_supports_op(cpu, ggml_mul_mat(ctx, weight, input));
+    const bool yes = buffer && ggml_backend_supports_op(cpu, Matrices::product(ctx, weight, its, 512, nullptr, nullptr));
     ggml_backend_buffer_free(buffer);
     ggml_free(ctx);
     return yes;
 }
 
-void measure(ggml_type kind, int rounds) {
+void measure(ggml_type kind, const Layer& layer, int rounds) {
     std::vector<float> source(64 * longest_row);
     uint32_t state = 1;
     for (float& x : source) state = state * 1664525 + 1013904223, x = (float)(int32_t)state / 2147483648.0f;
@@ -181,14 +207,14 @@ void measure(ggml_type kind, int rounds) {
     ggml_quantize_chunk(kind, source.data(), block.data(), 0, 64, longest_row, nullptr);
 
     size_t layer_bytes = 0;
-    for (const auto& shape : layer) layer_bytes += ggml_row_size(kind, shape[0]) * shape[1];
+    for (const auto& its : layer) layer_bytes += ggml_row_size(kind, its.row) * its.rows * its.experts;
     auto bufts = ggml_backend_cpu_get_extra_buffer_types();
     bufts.push_back(ggml_backend_cpu_buffer_type());
     std::vector<std::unique_ptr<Matrices>> all;
     for (auto buft : bufts)
-        if (holds(buft, kind))
-            all.push_back(std::make_unique<Matrices>(kind, buft, block, (int)(streamed_bytes / layer_bytes) + 1));
-    std::vector<float> x((size_t)longest_row * 16), y(x.size());
+        if (holds(buft, kind, layer[0]))
+            all.push_back(std::make_unique<Matrices>(layer, kind, buft, block, (int)(streamed_bytes / layer_bytes) + 1));
+    std::vector<float> x((size_t)longest_row * widest), y((size_t)longest_row * widest * layer[0].used);
     for (size_t i = 0; i < x.size(); i++) x[i] = source[i % source.size()];
     for (int n : widths) {
         std::vector<std::vector<double>> times(all.size());
@@ -230,7 +256,7 @@ int main(int, char** argv) {
     std::string name, share;
     while (types >> name >> share)
         for (int kind = 0; kind < GGML_TYPE_COUNT; kind++)
-            if (const char* its = ggml_type_name((ggml_type)kind); its && name == its) measure((ggml_type)kind, atoi(argv[3]));
+            if (const char* its = ggml_type_name((ggml_type)kind); its && name == its) measure((ggml_type)kind, strcmp(argv[4], "experts") ? dense : mixture, atoi(argv[3]));
     fflush(stdout);
     _exit(0);  // the threads wait for work
 }
