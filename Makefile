@@ -32,7 +32,7 @@ help:
 	@echo
 	@echo 'PYTHON=python3.12 chooses a Python, SPECLLAMA_CPU=1 builds without CUDA, CMAKE_ARGS adds build options.'
 
-# The prompt is PROMPT alone: an inherited pipe that nobody closes would be read for ever. `specllama run` reads stdin.
+# The prompt is PROMPT alone: reading a pipe that stays open would never end. `specllama run` reads stdin.
 run:
 	$(SETUP)
 	@test -t 0 || exec </dev/null; exec $(BIN)/specllama run $(ARGS) -- "$$SPECLLAMA_MAKE_PROMPT"

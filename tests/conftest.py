@@ -34,7 +34,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def places_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that somebody keeps on this machine decides what tests see, or grows by them; model files are shared."""
+    """Tests neither see nor change what a user keeps on this machine, except for model files and kernels."""
     theirs, ours = user_cache_path(), tmp_path_factory.mktemp("places")
     for name in SHARED:
         (ours / "cache" / name).parent.mkdir(parents=True, exist_ok=True)

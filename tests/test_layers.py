@@ -174,7 +174,7 @@ def test_one_file_is_the_door_to_a_package_that_changes(name: str, files: set[st
 
 
 def test_a_type_name_has_one_meaning() -> None:
-    """Prevents: three classes `Job`, of which a reader has to find out which one is meant."""
+    """Prevents: three classes `Job`, so that a reader has to find out which one is meant."""
     homes: dict[str, list[str]] = {}
     for path in FILES:
         for node in tree_of(path).body:
@@ -194,7 +194,7 @@ def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
 
 
 def test_only_the_benchmark_imports_the_synthetic_coin() -> None:
-    """Prevents: an answer of `run` or `chat` whose tokens nobody judged."""
+    """Prevents: an answer of `run` or `chat` whose tokens were never judged."""
     users = {entry.file for entry in imports() if entry.name.startswith("specllama.bench.synthetic")}
     assert users == {"bench/answer.py"}
 

@@ -37,7 +37,7 @@ _MAX_MEMORY = 1_000_000_000  # bytes, where the system enforces it
 # Less than a thread of the parent has, which compiles the format again: 8 MB on Linux and macOS, 2 MB on Windows.
 _STACK = 1_000_000 if sys.platform == "win32" else 4_000_000
 SHOWN = 40  # characters, where a format is named
-# As `json.dumps` writes it. Free whitespace would leave little to force, and could go on for ever.
+# As `json.dumps` writes it. Free whitespace would leave little to force, and need not end.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _HINTS = {
     JSON_SCHEMA: "see docs/guide.md for the keywords that work",
@@ -291,7 +291,7 @@ def _require_usable(name: str, kind: str, text: str, rules: str) -> None:
     from llguidance import LLMatcher
 
     _, found = LLMatcher.validate_grammar_with_warnings(rules, limits=limits())
-    if found:  # warnings as well: a keyword that is ignored would be a promise that is not kept
+    if found:  # warnings as well: an ignored keyword would not be enforced
         raise UsageError(f"{name} cannot be used: {_described(found[0])}", hint=_HINTS[kind])
     _require_whole(name, kind, text)
     matcher = LLMatcher(_byte_tokenizer(), rules, log_level=0, limits=limits())

@@ -22,7 +22,7 @@ class Allowed:
     """The tokens that may come next."""
 
     ids: IntArray  # ascending
-    all_but: bool = False  # they are those that may not
+    all_but: bool = False  # `ids` are the tokens that may not come next
 
     def __contains__(self, token: int) -> bool:
         at = int(self.ids.searchsorted(token))

@@ -100,7 +100,7 @@ def same_draw(p: Distribution, q: Distribution) -> float:
 
 
 def settled_by(choose: Chooser | None) -> Callable[[Distribution, int], Distribution] | None:
-    """How laws are settled before they are drawn from; None = they are not."""
+    """Returns what settles a law at a position before a draw from it; None if laws are not settled."""
     return choose.settled if isinstance(choose, SharedNoise) else None
 
 

@@ -242,4 +242,4 @@ class FixedShape:
         """A fixed shape learns nothing."""
 
     def learn(self, confidence: float, acceptance: float) -> None:
-        """Nor from probes."""
+        """A fixed shape learns nothing."""

@@ -79,9 +79,9 @@ def _likeliest(law: Distribution) -> int:
 class TreeDrafter(ModelReader):
     """Drafts from the model's law q, and from what followed the same words earlier.
 
-    The children of a node are drawn from q without replacement; of a greedy draft they are its likeliest tokens, chosen
-    without chance. So are looked-up tokens, which come before the drawn ones among the root's children. The model reads
-    a node only to draw its children, a level in one pass. It reads no looked-up tokens.
+    The children of a node are drawn from q without replacement. A greedy draft takes the likeliest tokens, without
+    chance. Looked-up tokens are also chosen without chance, and come first among the root's children. The model reads a
+    node only to draw its children, a level in one pass. It reads no looked-up tokens.
     """
 
     name = "tree"

@@ -131,7 +131,7 @@ def _first_bytes(path: Path) -> tuple[bytes, int]:
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a directory, not a model file", hint=_in_directory(path))
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        if path.exists() and not path.is_file():  # reading a pipe would never end
             raise ModelFileError(f"{path} is not a regular file", hint="give the path of a .gguf file")
         with path.open("rb") as file:
             return file.read(64), path.stat().st_size

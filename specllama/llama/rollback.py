@@ -103,8 +103,8 @@ class _State:
 class SavedStates:
     """The state at a few lengths, and the last ones that llama.cpp keeps.
 
-    Saved is the state before each block, and each MOST_AGAIN tokens of plain decoding. Single tokens that are taken
-    back, as those of a draft model, are also worth a save. The state at the beginning of the answer stays.
+    The state is saved before each block, every MOST_AGAIN tokens of plain decoding, and after single tokens were taken
+    back, as a draft model's are. The state at the beginning of the answer stays.
     """
 
     no_tree = ONE_STATE

@@ -198,7 +198,7 @@ def measuring_acceptance(
 ) -> Generator[float, None, dict[str, SpecStats]]:
     """Statistics of drafting while `n_tokens` are generated from each prompt, always with the same seed.
 
-    Ends after about `seconds`, of which each prompt gets an equal part, or when `cancel` is set, with what was counted
+    Ends after about `seconds`, shared equally by the prompts, or when `cancel` is set, with what was counted
     so far. Yields the share that is done.
     """
     drafter = ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)

@@ -135,7 +135,7 @@ def test_only_what_is_open_for_writing_is_asked_for_its_lock(tmp_path: Path, mon
 
 
 def test_a_pipe_and_a_link_with_the_name_of_an_unfinished_file_stay(tmp_path: Path) -> None:
-    """Prevents: a write that waits for ever for the writer of a pipe; another file opened for writing."""
+    """Prevents: a write that waits without end for the writer of a pipe; another file opened for writing."""
     pipe, link = (tmp_path / f".{n:016x}.new" for n in range(2))
     os.mkfifo(pipe)
     os.utime(pipe, (1, 1))
@@ -157,7 +157,7 @@ def test_a_full_disk_is_known_in_the_words_of_other_programs(number: int) -> Non
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    """Prevents: `/save /dev/null` as root replacing the device by a file; a reader of a pipe that waits for ever."""
+    """Prevents: `/save /dev/null` as root replacing the device by a file; a reader of a pipe that waits without end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []

@@ -125,7 +125,7 @@ IMPOSSIBLE: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_an_unusable_format_is_refused_at_once(case: str) -> None:
-    """A format that fits nothing, is read in part, or runs for ever must not reach a model."""
+    """A format that fits nothing, is read in part, or never ends must not reach a model."""
     kind, text = IMPOSSIBLE[case]
     with pytest.raises(UsageError) as caught:
         format_of(kind, text, "--format")

@@ -268,7 +268,7 @@ def runs(pid):
                                   "print(room._renderer._process.pid, flush=True); rendered(NESTED, 'hi')"],
                          ids=["idle", "busy"])  # fmt: skip
 def test_the_child_ends_with_a_parent_that_was_killed(work):
-    """After `kill -9` an endless template went on for ever, on one core."""
+    """After `kill -9` an endless template went on, on one core."""
     code = f"room._MAX_SECONDS = 1.0\nroom.warm_up()\nroom._MAX_SECONDS = 60.0\nassert rendered('a') == 'a'\n{work}"
     with python(code, stdin=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())

@@ -411,7 +411,7 @@ def test_lines_that_are_no_text_and_blocks_without_an_end_are_refused(specllama:
 
 
 def test_a_line_without_an_end_is_refused_before_the_memory_is_full(specllama: Run, talker: Pair) -> None:
-    """`yes | tr -d '\\n' | specllama chat` that takes all the memory there is; a device that is read for ever."""
+    """`yes | tr -d '\\n' | specllama chat` that takes all the memory there is; a device that is read without end."""
     lines = b"/read /dev/zero\n" + b"y" * (2 * MAX_BYTES)
     result = specllama("chat", *talker.options, "-n", "3", stdin=lines)
     assert result.code == 1

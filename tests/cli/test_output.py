@@ -128,7 +128,7 @@ def test_a_path_in_a_pipe_is_exact() -> None:
 
 @pytest.mark.parametrize("columns", [24, 60, 80])
 def test_names_and_figures_in_a_table_are_never_broken(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a name in pieces, which cannot be copied; a figure of which a part is cut."""
+    """Prevents: a name in pieces, which cannot be copied; a figure that is cut."""
     monkeypatch.setenv("COLUMNS", str(columns))
     paper = StringIO()
     stream = Stream(paper, True, False, False, False)

@@ -170,7 +170,7 @@ def test_a_conversation_is_open_until_its_chat_goes_on_with_another() -> None:
 
 
 def test_what_is_no_regular_file_is_not_read() -> None:
-    """A pipe in the folder that `--continue` waits on for ever."""
+    """A pipe in the folder that `--continue` waits on without end."""
     Shelf(wanted=True).keep(talk("one"), {})
     os.mkfifo(shelf_folder() / "pipe.json")
     (shelf_folder() / "link.json").symlink_to(os.devnull)

@@ -243,7 +243,7 @@ def test_logit_bias_takes_llama_cpps_spelling_too(parse: Callable[..., Groups]) 
     ],
 )
 def test_options_that_exclude_each_other_are_refused(parse: Callable[..., Groups], args: list[str]) -> None:
-    """Two options of which one is silently ignored."""
+    """Two options, one of them silently ignored."""
     with pytest.raises(UsageError, match="exclude each other"):
         parse(*args, "hi")
 

@@ -587,7 +587,7 @@ def test_the_pause_of_a_model_counts_from_its_last_draft(n_drafted: int, n_until
 
 
 def test_a_probe_lets_old_samples_fade_by_the_tokens_since_the_last() -> None:
-    """A model that is judged for ever by a page that is long over."""
+    """A model that stays judged by a page that is long over."""
     calibration, expected = (Calibration(Prior(typical=0.5)) for _ in range(2))
     for each in (calibration, expected):
         for _ in range(100):

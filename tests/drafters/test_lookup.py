@@ -179,7 +179,7 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
 
 
 def test_the_first_token_of_an_answer_teaches() -> None:
-    """A draft of a few tokens in each answer of a chat, none of which counts."""
+    """A few drafted tokens in each answer of a chat that are never counted."""
     answered, read = begun([1, 2, 3, 1]), begun([1, 2, 3, 1, 3])
     (after_one_miss,), (prior,) = (list(drafter.offer([1, 2, 3, 1, 3], 1)) for drafter in (answered, read))
     assert (prior.token, prior.confidence) == (1, pytest.approx(0.3))

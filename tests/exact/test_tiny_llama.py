@@ -38,7 +38,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 pytestmark = pytest.mark.slow
 
-LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two of which end an answer
+LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two end an answer
 N_LETTERS = 57  # of the models with more to say
 PROMPT = (0, 2, 1, 3, 0)
 TREES = {"max_leaves": 8}  # as a model is loaded for them

@@ -243,7 +243,7 @@ def test_a_split_model_knows_all_its_files() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_is_refused_and_a_link_to_a_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Prevents: every command waiting for ever for a pipe without a writer."""
+    """Prevents: every command waiting without end for a pipe without a writer."""
     write_user(TOML).rename(tmp_path / "elsewhere.toml")
     user_file().symlink_to(tmp_path / "elsewhere.toml")
     assert "mine" in load_catalog().pairs

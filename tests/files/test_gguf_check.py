@@ -69,7 +69,7 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    """Prevents: `run -m PIPE` that waits for ever."""
+    """Prevents: `run -m PIPE` that waits without end."""
     pipe = tmp_path / "model.gguf"
     os.mkfifo(pipe)
     with pytest.raises(ModelFileError, match="regular file"):

@@ -117,7 +117,7 @@ def test_a_part_file_that_cannot_be_continued_is_restarted(pip: Pip, damage: str
 
 
 def test_a_wrong_checksum_leaves_no_files(pip: Pip) -> None:
-    """Prevents: other bytes under the model's name, or resumed for ever."""
+    """Prevents: other bytes under the model's name, or resumed without end."""
     with pytest.raises(ChecksumMismatch, match="SHA-256"):
         hub.fetch(joined(BODY[::-1]))
     assert not destination().exists()

@@ -121,7 +121,7 @@ def test_a_cxx_that_is_not_there_is_named(place: Path, monkeypatch: pytest.Monke
 def test_a_compiler_that_fails_or_hangs_is_one_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
 ) -> None:
-    """Prevents: a wait for ever, a full memory, half a library, or one that lacks the best instruction set."""
+    """Prevents: an endless wait, a full memory, half a library, or one that lacks the best instruction set."""
     monkeypatch.setattr(build, "_TIMEOUT_S", 0.5 if reason == "did not end" else 60.0)
     compiler(place / "cxx", *lines)
     with pytest.raises(BackendError, match=reason) as caught:
@@ -183,7 +183,7 @@ def test_what_the_compiler_does_not_know_is_left_out(place: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_ends_the_compilers_and_keeps_nothing(place: Path, number: signal.Signals, code: int) -> None:
-    """Prevents: compilers that work on for a minute; a folder that stays for ever after `kill -9`."""
+    """Prevents: compilers that work on for a minute; a folder that stays after `kill -9`."""
     compiler(place / "cxx", HANGS)
     os.mkfifo(place / "alive")
     with subprocess.Popen(COMMAND, stderr=subprocess.PIPE, cwd=place) as process:

@@ -182,7 +182,7 @@ def test_a_broken_build_is_tested_again_at_the_next_start(build: FakeBuild) -> N
 
 
 def test_a_child_killed_from_outside_does_not_switch_off_the_fast_layouts(build: FakeBuild) -> None:
-    """Prevents: AMX off for ever after a moment without memory."""
+    """Prevents: AMX that stays off after a moment without memory."""
     build.behave(on_decode="if extra[-1]: " + DIE.format("SIGKILL"))
     result = probe.installed()
     assert (result.state, result.use_extra_bufts) == (State.BROKEN, True)
@@ -213,7 +213,7 @@ def test_a_failure_without_a_crash_is_explained(build: FakeBuild, behaviour: dic
 
 @pytest.mark.slow
 def test_a_build_that_hangs_is_broken(build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a start that hangs for ever."""
+    """Prevents: a start that hangs."""
     monkeypatch.setattr(probe, "TIMEOUT_S", 1.0)
     build.behave(on_decode="time.sleep(60)")
     result = probe.installed()
@@ -325,7 +325,7 @@ def test_the_parent_never_imports_llama_cpp(build: FakeBuild) -> None:
 def test_the_child_writes_no_core_file_and_has_a_time_limit(
     build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prevents: a core file of some hundred megabytes in the working directory; a child that computes for ever."""
+    """Prevents: a core file of some hundred megabytes in the working directory; a child that never ends."""
     build.behave(
         on_import="from resource import *\nraise OSError(str((getrlimit(RLIMIT_CORE), getrlimit(RLIMIT_CPU))))"
     )

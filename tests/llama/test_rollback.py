@@ -424,7 +424,7 @@ def test_a_text_that_parts_from_the_last_one_is_read_from_the_nearest_state(
         ([[1, 2, 3, 4], [5]], [22, 21]),  # before the last decode
         ([[1, 2, 3, 4]], [23, 22]),  # twice without a decode between
         ([[1, 2, 3, 4]], [20, 19]),  # to a saved state, then before it
-        ([[1]], [5]),  # to the beginning, of which the probe at load knows another
+        ([[1]], [5]),  # to the beginning; the probe at load had another text
     ],
 )
 @pytest.mark.parametrize("arch", ["lfm2", "mamba"])

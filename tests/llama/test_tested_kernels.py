@@ -102,7 +102,7 @@ def test_another_build_or_cpu_is_tested_for_itself(world: World, change: dict[st
 
 
 def test_a_test_that_could_not_be_made_is_made_again(world: World) -> None:
-    """Prevents: no kernels for ever, because the machine once had no memory."""
+    """Prevents: no kernels any more, because the machine once had no memory."""
     world.finds = BackendError("no memory")
     assert tested_kernels.problem() == "no memory"
     world.finds = ""

@@ -112,7 +112,7 @@ def test_a_short_answer_teaches_nothing() -> None:
 
 
 def test_the_draft_and_a_width_that_was_never_measured_are_learned() -> None:
-    """Prevents: T(3) taken from a straight line for ever, where the CPU has a step."""
+    """Prevents: T(3) that stays on a straight line, where the CPU has a step."""
     profile, jump = PROFILE, ((1, 1.0), (2, 1.5), (3, 2.6), (4, 2.0), (8, 3.0))
     for _ in range(25):
         profile = learned(profile, answer([0, 1, 2, 3, 7] * 8, jump, 0.4), NONE, greedy=True)

@@ -45,7 +45,7 @@ def path_of(name: str) -> Path:
 def a_core_of_its_own(worker_id: str) -> None:
     """Two processes that compute with all cores each would wait for one another at every barrier of llama.cpp.
 
-    As many threads as cores are allowed is the program's default, so programs that tests start follow, too.
+    As many threads as cores are allowed is the program's default, so programs that tests start follow.
     """
     if worker_id == "master" or not hasattr(os, "sched_setaffinity"):
         return

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 def test_a_model_that_drafts_for_itself_is_accepted_and_costs_what_it_costs(
     model_file: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Times in the wrong unit, an acceptance of somebody else's drafts, a speed that was never reached."""
+    """Times in the wrong unit, an acceptance of other drafts, a speed that was never reached."""
     model, path = str(model_file(SMALL)), tmp_path / "report.json"
     command = [
         sys.executable, "-m", "specllama", "bench", "-m", model, "-md", model, "--budget", "90s", "-n", "24", "-r", "1",

@@ -186,7 +186,7 @@ def _visible_line() -> Processor:
     from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
     from prompt_toolkit.layout.utils import explode_text_fragments
 
-    class Visible(Processor):
+    class VisibleInput(Processor):
         def apply_transformation(self, ti: TransformationInput) -> Transformation:
             line = fragment_list_to_text(ti.fragments)
             if not HIDDEN.search(line):
@@ -197,7 +197,7 @@ def _visible_line() -> Processor:
             shown: StyleAndTextTuples = [(style, text) for (style, *_), text in zip(letters, texts, strict=True)]
             return Transformation(shown, lambda n: starts[min(n, len(line))], lambda n: bisect_right(starts, n) - 1)
 
-    return Visible()
+    return VisibleInput()
 
 
 def _bindings() -> Any:

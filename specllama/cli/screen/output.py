@@ -112,7 +112,7 @@ def console_of(stream: Stream) -> Console:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-    class Visible(Console):
+    class VisibleConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else visible(text), style, control)
@@ -120,7 +120,7 @@ def console_of(stream: Stream) -> Console:
         def on_broken_pipe(self) -> None:
             raise  # Rich would exit; called where it handles the error
 
-    return Visible(
+    return VisibleConsole(
         file=stream.file,
         force_terminal=stream.styled,
         force_interactive=stream.steerable,
