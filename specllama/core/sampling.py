@@ -90,25 +90,33 @@ def _changes(
     row: FloatArray, history: Sequence[int], params: SamplingParams, ids: IntArray | None
 ) -> tuple[IntArray, Float64Array]:
     """The cells of a row that bias and penalties change, ascending, and their new values.  both (n,); ids: see `law`"""
-    window = params.window(history)
-    if not window and not params.logit_bias:
+    window, bias = params.window(history), params.logit_bias
+    if not window and not bias:
         return np.empty(0, np.int64), np.empty(0)
-    tokens, at = np.unique([*window, *params.logit_bias], return_inverse=True)
-    n_seen = np.bincount(at[: len(window)], minlength=tokens.size)
-    biases = np.zeros(tokens.size)
-    biases[at[len(window) :]] = list(params.logit_bias.values())
-    cells = tokens if ids is None else np.minimum(ids.searchsorted(tokens), ids.size - 1)
-    known = tokens < row.size if ids is None else ids[cells] == tokens
-    cells, n_seen, biases = cells[known], n_seen[known], biases[known]
+    counts: dict[int, int] = {}
+    for token in window:
+        counts[token] = counts.get(token, 0) + 1
+    found = sorted(counts.keys() | bias.keys())
+    tokens = cells = np.array(found, np.int64)
+    if ids is None:
+        known = tokens < row.size
+    else:
+        cells = np.minimum(ids.searchsorted(tokens), ids.size - 1)
+        known = ids[cells] == tokens
+    if not known.all():
+        cells, found = cells[known], tokens[known].tolist()
     with np.errstate(over="ignore", invalid="ignore"):  # `law` reports numbers out of range
-        values = row[cells] + biases
-        seen = np.where(values <= 0.0, values * params.repeat_penalty, values / params.repeat_penalty)
-        seen = seen - n_seen * params.frequency_penalty - params.presence_penalty
-    return cells, np.where(n_seen > 0, seen, values)
+        values = row[cells] + np.array([bias.get(token, 0.0) for token in found] if bias else 0.0)
+        if window:
+            n_seen = np.array([counts.get(token, 0) for token in found])
+            seen = np.where(values <= 0.0, values * params.repeat_penalty, values / params.repeat_penalty)
+            seen = seen - n_seen * params.frequency_penalty - params.presence_penalty
+            values = np.where(n_seen > 0, seen, values)
+    return cells, values
 
 
 def _checked_peak(peak: float, logits: FloatArray) -> float:
-    """`peak`, the largest logit after bias and penalties; raises NumericsError if no distribution can come of the row.
+    """`peak`, the largest of some logits; raises NumericsError if no distribution can come of the row.
 
     numpy's max prefers NaN, so the largest entry shows every NaN and +inf; -inf means that all tokens are masked.
     logits: (n,), the row before bias and penalties, which tells the two causes apart.
@@ -140,6 +148,8 @@ def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArr
     are looked at closely: for 152k tokens several times cheaper than partitioning the row.
     """
     ids: IntArray
+    if k == 1:
+        return np.array((int(row.argmax()),))
     n_columns = row.size // 64
     if n_columns >= 4 * k:
         peaks = _column_peaks(row) if peaks is None else peaks
@@ -158,6 +168,41 @@ def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArr
     ties = (values == edge).nonzero()[0][: k - above.size]
     ids = np.sort(ids[np.concatenate((above, ties))])
     return ids
+
+
+def _with_changes(
+    row: FloatArray, cells: IntArray, changed: IntArray, new_values: Float64Array
+) -> tuple[IntArray, Float64Array]:
+    """`cells` and `changed` together, ascending, and their values after the change.  both (n,)"""
+    if changed.size:
+        cells = np.concatenate((cells, changed))
+        cells.sort()
+        cells = np.concatenate((cells[:1], cells[1:][cells[1:] != cells[:-1]]))
+    values = row[cells].astype(np.float64)
+    values[cells.searchsorted(changed)] = new_values
+    return cells, values
+
+
+def _top(
+    row: FloatArray, k: int, changed: IntArray, new_values: Float64Array, peaks: FloatArray | None = None
+) -> tuple[IntArray, Float64Array]:
+    """The `k` largest cells after the change, ascending, and their values.  both (min(k, n),)
+
+    They are among the changed cells and the k + n_changed largest of the row, so the row is not copied. For k = 1 only
+    its largest cell is looked at; if that changes, a masked copy is faster than a search for n_changed more.
+    Raises NumericsError or AllForbidden if no distribution can come of them.
+    """
+    cells = _largest(row, k + changed.size if k > 1 else 1, peaks)
+    if k == 1 and cells[0] in changed:
+        rest = row.copy()
+        rest[changed] = -np.inf
+        cells = _largest(rest, 1)
+    cells, values = _with_changes(row, cells, changed, new_values)
+    _checked_peak(float(values.max()), row)
+    if cells.size > k:
+        kept = _largest(values, k)
+        cells, values = cells[kept], values[kept]
+    return cells, values
 
 
 def _not_far_below(row: FloatArray, peak: float, share: float) -> IntArray:
@@ -198,41 +243,25 @@ def law(
     NumericsError for NaN, +inf and rows with every token masked, AllForbidden if bias and penalties leave no token.
     """
     changed, new_values = _changes(logits, history, params, ids)
-    rest = logits  # the unchanged cells, in the model's precision, where searching is cheap
-    if changed.size:
-        rest = logits.copy()
-        rest[changed] = -np.inf
-    k = 1 if params.greedy else params.top_k
-    largest = int(rest.argmax()) if params.greedy else 0  # the first of equals: ties go to the lowest id
-    peaks = _column_peaks(rest) if k > 1 and rest.size >= 64 else None  # one look at the row serves peak and top-k
-    if params.greedy:
-        top = rest[largest]
-    else:
-        top = rest.max() if peaks is None else np.maximum(peaks.max(), rest[64 * peaks.size :].max(initial=-np.inf))
-    # Before anything is compared: NaN compares with nothing.
-    peak = _checked_peak(float(np.maximum(top, new_values.max(initial=-np.inf))), logits)
     cells: IntArray | None = None  # those that can be kept, ascending; None = all
     if params.greedy:
-        cells = np.array((largest,))
-    elif k > 0:
-        cells = _largest(rest, k, peaks)
+        cells, _ = _top(logits, 1, changed, new_values)  # ties go to the lowest id
+        return Distribution.point(int(cells[0] if ids is None else ids[cells[0]]))
+    k = params.top_k
+    if k > 0:
+        peaks = _column_peaks(logits)  # one look at the row serves peak and top-k
+        rest = logits[64 * peaks.size :]
+        # Before anything is compared: NaN compares with nothing.
+        _checked_peak(float(np.maximum(peaks.max(initial=-np.inf), rest.max(initial=-np.inf))), logits)
+        cells, values = _top(logits, k, changed, new_values, peaks)
+        peak = float(values.max())
     elif params.min_p > 0.0:
-        cells = _not_far_below(rest, peak, params.min_p)
-    if cells is None:
+        peak = float(_top(logits, 1, changed, new_values)[1][0])
+        cells, values = _with_changes(logits, _not_far_below(logits, peak, params.min_p), changed, new_values)
+    else:
         values = logits.astype(np.float64)
         values[changed] = new_values
-    else:
-        values = rest[cells].astype(np.float64)
-        if changed.size:
-            cells, values = np.concatenate((cells, changed)), np.concatenate((values, new_values))
-            order = cells.argsort()
-            order = order[values[order] > -np.inf]  # a changed cell may be among `cells` too, as -inf
-            cells, values = cells[order], values[order]
-        if 0 < k < cells.size:
-            kept = _largest(values, k)
-            cells, values = cells[kept], values[kept]
-        if params.greedy:
-            return Distribution.point(int(cells[0] if ids is None else ids[cells[0]]))
+        peak = _checked_peak(float(values.max()), logits)
     values -= peak
     if params.top_p < 1.0 or params.min_p > 0.0:
         # Both filters keep a prefix of the tokens by rank, so min-p may go first and spare top-p the sorting,
@@ -242,8 +271,9 @@ def law(
         if params.top_p < 1.0:
             total = float(weights.sum())
             if k == 0 and params.min_p > 0.0:  # `cells` are only those that min-p can keep
-                every = np.subtract(rest, peak, dtype=np.float64)
-                total = float(np.exp(every, out=every).sum() + np.exp(new_values - peak).sum())
+                every = np.subtract(logits, peak, dtype=np.float64)
+                every[changed] = new_values - peak
+                total = float(np.exp(every, out=every).sum())
             kept = kept[_nucleus(values[kept], weights[kept], params.top_p * total * (1.0 - ROUNDING))]
         kept.sort()
         cells, values = kept if cells is None else cells[kept], values[kept]

@@ -245,7 +245,6 @@ def test_all_parts_of_a_split_model_count(specllama: Run, tmp_path: Path) -> Non
     assert (second.code, str(parts[0]) in second.err) == (2, True)
 
 
-@pytest.mark.slow
 class Window(io.StringIO):
     """A file that has a number, as the window of a terminal."""
 
@@ -253,6 +252,7 @@ class Window(io.StringIO):
         return 1
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_report_is_one_screen(terminal: Callable[..., Terminal], pair: Pair) -> None:
     """Prevents: a verdict that scrolled away; broken lines."""
     shown = terminal("check", "-m", str(pair.target), "-md", str(pair.draft), columns=100, rows=30)
