@@ -15,7 +15,8 @@ from platformdirs import user_cache_path
 from tests.homes import children, home, hub_server, index, pip, watch  # noqa: F401  # fixtures
 
 if sys.version_info < (3, 12):  # which finds a protocol's names once, not at every `isinstance`: 20 % of an enumeration
-    typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)  # type: ignore[attr-defined]
+    for name in ("_get_protocol_attrs", "_is_callable_members_only"):
+        setattr(typing, name, functools.cache(getattr(typing, name)))
 
 # What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
 SHARED = ("specllama/models", "specllama/kernels", "specllama/peers", "huggingface")

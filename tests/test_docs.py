@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from pathlib import Path
@@ -43,11 +42,6 @@ def broken_links(page: Path) -> list[str]:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     return broken
-
-
-def functions(path: Path) -> set[str]:
-    """Every function of a Python file."""
-    return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -94,7 +88,7 @@ def test_links_and_cited_files_and_tests_exist(page: Path) -> None:
     assert broken_links(page) == []
     for path, test in CITED.findall(page.read_text(encoding="utf-8")):
         assert (REPOSITORY / path).exists(), path
-        assert not test or test in functions(REPOSITORY / path), f"{path}::{test}"
+        assert not test or f"def {test}(" in (REPOSITORY / path).read_text("utf-8"), f"{path}::{test}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

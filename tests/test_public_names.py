@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 import specllama
 from specllama.core.types import Caps, Decision, DraftPlan
+from tests.marks import looped
 
 
-@pytest.mark.parametrize("name", specllama.__all__)
+@looped(name=specllama.__all__)
 def test_every_public_name_can_be_had(name: str) -> None:
     """Prevents: a name in __all__ that no room holds."""
     assert getattr(specllama, name) is not None

@@ -288,6 +288,16 @@ def trust(*parts: Path) -> None:
     disk.FileRecord(crash_test.SOUND, *parts, by=_build()).keep(True)
 
 
+def requantized(model: Path, kind: str) -> Path:
+    """The model in another quantization, beside it; see `trust`."""
+    from specllama import llama
+
+    path = model.with_name(f"{model.stem}-{kind}.gguf")
+    llama.requantize(model, path, kind)
+    trust(path)
+    return path
+
+
 @functools.cache
 def _build() -> str:
     from specllama.llama import crash_test, library_hash

@@ -144,7 +144,8 @@ def test_a_fault_without_a_comparison_is_not_caught(monkeypatch: pytest.MonkeyPa
 def test_a_fault_that_is_not_caught_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(FAULTS[0], parts=Parts())
     monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
-    report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
+    one = subject(strategies=("draft-simple",), rules=(Rule.TOKEN,))
+    report = report_of(one, replace(LEAST, n_contexts=1), self_test=True)
     assert report.bugs == [f"self-test: not caught: {harmless.name}"]
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from specllama.base.errors import PromptError
 from specllama.base.text import counted, decoded, figure
+from tests.test_layers import FILES, PACKAGE, tree_of
 
-PACKAGE = Path(__file__).resolve().parents[2] / "specllama"
 # What is counted elsewhere: "cut after {n} tokens" is wrong for one. Totals are never one: "the context of {n} tokens".
 _PLURAL = re.compile(
     r" (?:\w+ )?(tokens|ids|answers|runs|prompts|turns|words|entries|reports|plots|tensors|keys|cores|bytes|drafts"
@@ -33,18 +32,16 @@ def test_one_is_counted_in_the_singular(n: int, text: str) -> None:
 def test_every_number_has_the_same_format() -> None:
     """Prevents: "8123 bytes (expected 8,200)"."""
     assert [figure(n) for n in (0, 8123, 9999, 10_000, -81_000)] == ["0", "8123", "9999", "10,000", "-81,000"]
-    paths = sorted(PACKAGE.rglob("*.py"))
-    assert [path.name for path in paths if ":,}" in path.read_text(encoding="utf-8")] == []
+    assert [path.name for path in FILES if ":,}" in path.read_text(encoding="utf-8")] == []
 
 
 def _hand_made_plurals(tree: ast.AST) -> Iterator[int]:
     """Lines of f-strings with a number and a noun in the plural; errors of programmers are left out."""
+    programmers = set[ast.AST]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ValueError":
-            for part in ast.walk(node):
-                if isinstance(part, ast.JoinedStr):
-                    part.values = []
-        if not isinstance(node, ast.JoinedStr):
+            programmers.update(ast.walk(node))
+        if not isinstance(node, ast.JoinedStr) or node in programmers:
             continue
         for before, value, after in zip(["", *node.values], node.values, node.values[1:], strict=False):
             if not (isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)):
@@ -59,11 +56,7 @@ def _hand_made_plurals(tree: ast.AST) -> Iterator[int]:
 
 def test_no_sentence_makes_its_own_plural() -> None:
     """Prevents: a new sentence that says "1 tokens"."""
-    found = [
-        f"{path.relative_to(PACKAGE)}:{line}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for line in _hand_made_plurals(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    found = [f"{path.relative_to(PACKAGE)}:{line}" for path in FILES for line in _hand_made_plurals(tree_of(path))]
     assert not found
 
 

@@ -250,6 +250,7 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(
     assert result.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_disk_with_little_room_is_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specllama.cli.screen.code_block import BlockWatch, CodeBlock
 from specllama.cli.screen.markdown import AnswerText
+from tests.marks import looped
 
 ANSWERS = [
     ("Here:\n```python\na = 1\n\nb = 2\n```\nDone.\n", "a = 1\n\nb = 2\n"),
@@ -26,11 +25,10 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "code"), ANSWERS)
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_the_code_does_not_depend_on_how_the_text_arrives(answer: str, code: str | None, size: int) -> None:
+@looped(case=ANSWERS, size=(1, 2, 3, 1000))
+def test_the_code_does_not_depend_on_how_the_text_arrives(case: tuple[str, str | None], size: int) -> None:
     """Prevents: fences in the code, a block of the thinking, or text that is lost between two tokens."""
-    block = CodeBlock()
+    (answer, code), block = case, CodeBlock()
     parts = [block.feed(answer[i : i + size]) for i in range(0, len(answer), size)]
     assert "".join([*parts, block.finish()]) == (code or "")
     assert block.found is (code is not None)

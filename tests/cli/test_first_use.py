@@ -24,7 +24,7 @@ from specllama.pairs import profile as profile_module
 from specllama.pairs.profile import Profile
 from specllama.tuning import first_use
 from specllama.tuning.first_use import FirstCosts
-from tests.cli.conftest import ENDLESS, Pair, Result, Run, Terminal, events_of, record_of
+from tests.cli.conftest import ENDLESS, Pair, Run, Terminal, events_of, record_of
 from tests.cli.test_tune import DEAR, PROFILE
 
 ASK = ["--raw", "abcabcabc", "-n", "40", "-s", "3", *ENDLESS]
@@ -141,17 +141,6 @@ def test_a_named_draft_that_is_not_loaded_is_told_every_time(
         assert (silent.err, record_of(silent)["notices"]) == ("", told)
 
 
-def test_a_chat_over_a_pipe_measures_before_its_first_answer(specllama: Run, talker: Pair) -> None:
-    """Prevents: a script's chat that never gets its drafts."""
-    lines = "".join(json.dumps({"message": text}) + "\n" for text in ("hello", "and then"))
-    result = specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl", stdin=lines.encode())
-    events = events_of(result)
-    assert (events[0]["event"], events[0]["profile"]["source"]) == ("start", "use")
-    assert sum(event["event"] == "turn" for event in events) == 2
-    assert any(event["event"] == "step" and event["decisions"] for event in events)
-    assert [event for event in events if event["event"] == "profile"] == []
-
-
 def dearer(profile: Profile, *_args: object, **_options: object) -> Profile:
     """As if the answer had shown a dearer draft."""
     return replace(
@@ -216,17 +205,6 @@ def test_a_profile_that_learned_within_a_chat_is_told(
     costs = [event["costs"]["draft"][0][1] for event in events_of(result) if event["event"] == "profile"]
     assert len(costs) == n_told
     assert costs == sorted(set(costs))
-
-
-def test_bench_measures_a_pair_that_nothing_is_known_of(specllama: Run, talker: Pair, tmp_path: Path) -> None:
-    """Prevents: a benchmark of an untuned pair without the controller."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"category": "code", "turns": ["hello"]}\n' * 2)
-    bench = ["bench", *talker.options, "--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "0,auto"]
-    found: Result = specllama(*bench, "-r", "1", "--budget", "none", "--temp", "0", "--format", "json")
-    assert found.code == 0, found.err
-    assert {arm["spec_type"] for arm in json.loads(found.out)["plan"]["arms"]} == {"none", "chain"}
-    assert len(kept(tmp_path)) == 1
 
 
 def test_ctrl_c_ends_the_measurement_of_a_benchmark_within_a_pass(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.bench import machine
 from tests.cli.conftest import ENDLESS, Pair, Run, events_of, record_of
 
 
@@ -40,13 +41,17 @@ def test_a_chat_measures_and_says_what_plain_decoding_says(specllama: Run, talke
     for more in ((), ("--spec-type", "none")):
         events = events_of(specllama(*args, *more, stdin=lines))
         assert sum(event["event"] == "turn" for event in events) == 2
+        assert [event for event in events if event["event"] == "profile"] == []
         answers.append("".join(event["text"] for event in events if event["event"] == "token"))
     assert answers[0] == answers[1] != ""
     assert len(learned(tmp_path)) == 1
 
 
-def test_bench_measures_and_compares(specllama: Run, talker: Pair, tmp_path: Path) -> None:
+def test_bench_measures_and_compares(
+    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prevents: a benchmark that fails, or has no `auto`, where no test replaces the clock."""
+    monkeypatch.setattr(machine, "others_load", lambda: None)  # takes a second
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"category": "code", "turns": ["hello"]}\n' * 2)
     bench = ["bench", *talker.options, "--prompts", str(prompts), "-n", "8", "-r", "1", "--budget", "none"]

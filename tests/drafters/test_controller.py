@@ -30,6 +30,7 @@ from specllama.drafters.controller import (
     Points,
     rows_of,
 )
+from tests.marks import looped
 
 FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
 
@@ -168,17 +169,15 @@ def test_old_samples_fade() -> None:
     assert calibration.typical == pytest.approx(Prior().typical)
 
 
-@pytest.mark.parametrize("c", [0.02, 0.1, 0.2, 0.42])
-@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.68, 0.9, 0.97])
-@pytest.mark.parametrize(
-    "verify",
-    [
-        ((1, 1.0), (17, 1.0)),
-        ((1, 1.0), (2, 1.59), (4, 1.73), (8, 2.08), (17, 2.9)),
-        ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (8, 2.3), (17, 3.4)),
-        ((1, 1.0), (8, 1.1), (9, 2.5), (17, 2.8)),
-    ],
-    ids=["flat", "AMX", "CPU_REPACK", "cliff"],
+@looped(
+    c=(0.02, 0.1, 0.2, 0.42),
+    alpha=(0.2, 0.5, 0.68, 0.9, 0.97),
+    verify=(
+        ((1, 1.0), (17, 1.0)),  # flat
+        ((1, 1.0), (2, 1.59), (4, 1.73), (8, 2.08), (17, 2.9)),  # AMX
+        ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (8, 2.3), (17, 3.4)),  # CPU_REPACK
+        ((1, 1.0), (8, 1.1), (9, 2.5), (17, 2.8)),  # a cliff
+    ),
 )
 def test_the_plan_is_the_length_of_the_highest_rate(verify: Points, alpha: float, c: float) -> None:
     """Looking one token ahead: it stops at the first token if T jumps once and is flat afterwards."""
@@ -215,7 +214,7 @@ def rate_of(profile: CostProfile, offered: Sequence[float], drawn: Sequence[floa
     return (1.0 + sum(reach)) / (cost + profile.verify_cost(len(chances) + 1))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@looped(seed=range(150))
 def test_plans_and_answers_are_those_of_the_definitions(seed: int) -> None:
     """docs/controller.md on random costs, offers and confidences: a term left out, or counted a token too early."""
     chance = random.Random(seed)
@@ -264,7 +263,7 @@ def test_plans_and_answers_are_those_of_the_definitions(seed: int) -> None:
         reached *= calibration.at(confidence)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@looped(seed=range(60))
 def test_a_drafter_without_plans_is_answered_by_the_plan_that_it_did_not_ask_for(seed: int) -> None:
     """A drafter that only asks `go_on`, after each evaluation: another length, cost or first token than with a plan."""
     chance = random.Random(seed)

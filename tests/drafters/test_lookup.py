@@ -19,6 +19,7 @@ from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.suffix import Continuation
 from tests.drafters.test_suffix import longest_match, texts
 from tests.fakes import FakeModel, RandomTable
+from tests.marks import looped
 
 PARAMS = SamplingParams()
 
@@ -270,7 +271,7 @@ def test_a_token_teaches_the_confidence_that_the_guess_for_it_had(seed: int) -> 
             assert (new > old) == (guess.token == token)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@looped(seed=range(40))
 def test_an_offer_is_the_one_that_a_search_through_the_text_finds(seed: int) -> None:
     """A guess behind the first one with the chance of a shorter match, or of other evidence."""
     text = texts(seed)
@@ -330,8 +331,7 @@ def test_a_trie_holds_every_continuation_by_its_share() -> None:
     assert {token: below[node] for token, node in firsts.items()} == {6: 4, 3: 1, 5: 8}, "the latest among equals"
 
 
-@pytest.mark.parametrize("max_leaves", [1, 2, 3, 16])
-@pytest.mark.parametrize("seed", range(12))
+@looped(max_leaves=(1, 2, 3, 16), seed=range(12))
 def test_a_trie_is_a_tree_of_the_likeliest_guesses(seed: int, max_leaves: int) -> None:
     """A guess before the one it follows, equal siblings, more leaves than the target can evaluate, a worse order."""
     text = texts(seed)

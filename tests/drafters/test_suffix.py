@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
 from specllama.drafters.suffix import COUNTED_CONTEXTS, SuffixIndex
+from tests.marks import looped
 
 
 def index_of(text: list[int]) -> SuffixIndex:
@@ -40,7 +39,7 @@ def texts(seed: int) -> list[int]:
     return text
 
 
-@pytest.mark.parametrize("seed", range(40))
+@looped(seed=range(40))
 def test_match_and_continuations_are_those_of_a_search_through_the_text(seed: int) -> None:
     """A clone that forgets a transition, or counts that miss or double an occurrence: wrong tokens are proposed."""
     text = texts(seed)

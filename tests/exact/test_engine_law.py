@@ -193,8 +193,8 @@ class EndsInNonsense:
 
 
 @pytest.mark.parametrize("rule", list(Rule))
-@pytest.mark.parametrize("draft", [Draft((0, 1, 2, 2)), Draft((2, 1)), TREE])
-@pytest.mark.parametrize("sampler", ["plain", "greedy", "repeat penalty"])
+@pytest.mark.parametrize("draft", [Draft((0, 1, 2, 2)), slow(Draft((2, 1))), TREE])
+@pytest.mark.parametrize("sampler", [slow("plain"), "greedy", "repeat penalty"])
 @pytest.mark.parametrize("ends", [[(2,)], [(0,), (1,)], [(0, 1)]])
 def test_rows_behind_the_end_do_not_matter(draft: Draft, ends: list[History], sampler: str, rule: Rule) -> None:
     """A NaN behind an end token or a stop string, or on a path that was not taken, that fails a whole answer."""

@@ -33,6 +33,7 @@ from tests.exact.harness import (
 )
 from tests.exact.reference import Answer
 from tests.fakes import FakeModel, RandomTable
+from tests.marks import slow
 
 N_TOKENS = 12
 COMPUTING = ("feed", "eval", "grow")
@@ -148,7 +149,7 @@ def test_cancelled_at_any_event_the_session_goes_on(at: int, shape: str) -> None
     assert_answers_like_new(rig, rig.emitted)
 
 
-@pytest.mark.parametrize("failure", [BackendError, Interrupted, RollbackRefused])
+@pytest.mark.parametrize("failure", [BackendError, Interrupted, slow(RollbackRefused)])
 @pytest.mark.parametrize("who", ["target", "draft"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_failure_in_any_model_call_leaves_a_usable_session(shape: str, who: str, failure: type[BackendError]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.core.gain import LEAST_PAIRS, LEAST_PASSES, Gain, TimedPass, gain
+from tests.marks import looped
 
 Clock = Callable[[int], float]  # T(1) in seconds at each pass
 
@@ -94,7 +95,7 @@ def test_so_many_neighbours_correct_a_profile_and_passes_of_one_row_are_no_neigh
     assert (found(passes).value == pytest.approx(truth(passes, lambda _i: 0.05))) == corrects
 
 
-@pytest.mark.parametrize("seed", range(40))
+@looped(seed=range(40))
 def test_without_a_profile_a_wide_pass_has_the_time_of_the_nearest_pass_of_one_row(seed: int) -> None:
     """The time of the answer's beginning, where the machine has slowed down since. Of two as near, it is the later."""
     random = Random(seed)

@@ -13,6 +13,7 @@ from specllama.base.errors import Interrupted
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.types import common_prefix
 from tests.fakes import FakeModel, History, RandomTable
+from tests.marks import looped
 
 N_VOCAB = 3  # few, so that wrong tokens are often right by chance
 
@@ -28,7 +29,7 @@ def lines_of(model: FakeModel) -> list[History]:
     return lines
 
 
-@pytest.mark.parametrize("seed", range(60))
+@looped(seed=range(60))
 def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
     """Prevents: tokens of a rejected draft, or of another text, not compared because the text was seen before."""
     chance = random.Random(seed)

@@ -152,7 +152,8 @@ def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str)
     """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""
     tables = {"A": TARGET, "B": OTHER if shared.startswith("two targets") else TARGET}
     n_refused = 0
-    for order in ORDERS:
+    # With one engine, an order that begins with B is another one with the names exchanged.
+    for order in (each for each in ORDERS if each[0] == "A" or not shared.startswith("one engine")):
         bench = fake_benches()[shared]
         n_refused += assert_all_as_new(
             bench, order, lambda who, prompt: plain_greedy(tables[who], prompt, N_TOKENS), ending

@@ -114,7 +114,7 @@ CASES = [*product(SOURCES, SHAPES, Rule, SAMPLERS)]
 
 @pytest.mark.parametrize(
     ("source", "shape", "rule", "sampler"),
-    [slow(*case) if case[0] == "sampled" and case[3] in ("plain", "penalties") else case for case in CASES],
+    [case if case[3] == "filters" or (case[1] == "binary" and case[0] != "sampled") else slow(*case) for case in CASES],
 )
 def test_a_step_follows_the_targets_law(source: str, shape: str, rule: Rule, sampler: str) -> None:
     """A law of a sibling, of a row or of a penalty that belongs to another node, from any source in any shape."""

@@ -99,8 +99,7 @@ def test_weights_are_mapped_unless_that_keeps_them_twice(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_no_logit_depends_on_memory_that_was_never_written(tmp_path: Path) -> None:
     """Prevents: NaN now and then on CPUs with AMX, whose kernels read past rows of a single block."""
-    path = tmp_path / "q8_0.gguf"
-    llama.requantize(tiny.write_model(tmp_path / "narrow.gguf", vocabulary=tiny.ascii_level()), path, "q8_0")
+    path = tiny.requantized(tiny.write_model(tmp_path / "narrow.gguf", vocabulary=tiny.ascii_level()), "q8_0")
     code = (
         "import sys, numpy as np; from pathlib import Path; from specllama import llama\n"
         "with llama.load(Path(sys.argv[1]), llama.LoadOptions(n_ctx=64, n_threads=1)) as model:\n"

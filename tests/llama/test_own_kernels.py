@@ -58,13 +58,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=KINDS)
 def quantized(request: pytest.FixtureRequest, wide: Path) -> Path:
     """The model in one quantization."""
-    return _in_kind(wide, request.param)
-
-
-def _in_kind(model: Path, kind: str) -> Path:
-    path = model.with_name(f"{kind}.gguf")
-    llama.requantize(model, path, kind)
-    return path
+    return tiny.requantized(wide, request.param)
 
 
 def _rows(model: LlamaModel, width: int, tokens: list[int]) -> FloatArray:
@@ -103,12 +97,12 @@ def test_a_row_is_the_same_at_every_width_and_thread_count(quantized: Path) -> N
 @pytest.mark.parametrize("arch", ["llama", *map(slow, ("qwen2", "gemma3"))])
 def test_attention_is_the_same_at_every_width_in_a_long_context(tmp_path: Path, arch: str) -> None:
     """Prevents: llama.cpp's own attention, which splits a single row by threads from 512 positions on."""
-    path, quantized = tmp_path / "f32.gguf", tmp_path / "q4_0.gguf"
+    path = tmp_path / "f32.gguf"
     window = {"sliding_window": 64} if arch == "gemma3" else {}
     tiny.write_model(
         path, arch=arch, vocabulary=tiny.ascii_level(), n_embd=64, n_head=4, n_head_kv=2, n_ctx=1024, **window
     )
-    llama.requantize(path, quantized, "q4_0")
+    quantized = tiny.requantized(path, "q4_0")
     prompt = [5 + (11 * i) % 90 for i in range(600)]
     found = []
     for threads, sizes in ((1, (33, 33, 33)), (2, FEW)):
@@ -142,7 +136,7 @@ def test_a_mixture_of_experts_is_the_same_at_every_width(tmp_path: Path, kind: s
 @pytest.mark.slow
 def test_the_instruction_set_of_the_environment_is_used(wide: Path, tmp_path: Path) -> None:
     """Prevents: a measurement or test of AVX2 that computes with the best set; an unknown set that goes unnoticed."""
-    quantized = _in_kind(wide, "q4_k_s")
+    quantized = tiny.requantized(wide, "q4_k_s")
     program = f"""
 import numpy as np
 from pathlib import Path

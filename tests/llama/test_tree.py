@@ -71,7 +71,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         n_ctx=1024,
         **window,
     )
-    llama.requantize(whole, folder / "q4_0.gguf", "q4_0")
+    tiny.requantized(whole, "q4_0")
     return folder
 
 
@@ -82,7 +82,7 @@ def opened(path: Path, **options: object) -> LlamaModel:
 @pytest.fixture(params=[True, False], ids=["ours", "theirs"])
 def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[LlamaModel]:
     """With our kernels, which make rows equal bit for bit, and with those of llama.cpp, which round activations."""
-    with opened(folder / ("q4_0.gguf" if request.param else "f32.gguf"), kernels=request.param) as loaded:
+    with opened(folder / ("f32-q4_0.gguf" if request.param else "f32.gguf"), kernels=request.param) as loaded:
         if request.param and not loaded.plan.kernels:
             pytest.skip("no kernels on this machine")
         assert (loaded.caps.tree, loaded.caps.max_leaves, loaded.no_tree) == (True, MAX_LEAVES, "")
@@ -197,7 +197,7 @@ def test_rows_of_a_tree_do_not_depend_on_the_threads(folder: Path) -> None:
     parents = random_tree(np.random.default_rng(1), 12)
     tokens, found = [9, *text_of(12)], []
     for n_threads in (1, 2):
-        with opened(folder / "q4_0.gguf", n_threads=n_threads) as loaded:
+        with opened(folder / "f32-q4_0.gguf", n_threads=n_threads) as loaded:
             if not loaded.plan.kernels:
                 pytest.skip("no kernels on this machine")
             for block in (range(6), range(12)):
@@ -215,9 +215,8 @@ def test_a_greedy_answer_drafted_with_trees_is_the_answer_without(tmp_path: Path
     """Prevents: text that depends on the branches beside it, in the whole engine: verify, keep, draft, grow."""
     window = {"sliding_window": 64} if arch == "gemma3" else {}
     sizes = {"vocabulary": tiny.letters(N_VOCAB), "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_ctx": 1024}
-    files = [tmp_path / "t.gguf", tmp_path / "d.gguf"]
-    for path, made in zip(files, tiny.write_pair(tmp_path, arch=arch, noise=0.2, **sizes, **window), strict=True):
-        llama.requantize(made, path, "q4_0")
+    made = tiny.write_pair(tmp_path, arch=arch, noise=0.2, **sizes, **window)
+    files = [tiny.requantized(each, "q4_0") for each in made]
     with opened(files[0]) as target, opened(files[1]) as draft:
         if not target.plan.kernels:
             pytest.skip("no kernels on this machine")
