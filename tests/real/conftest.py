@@ -41,6 +41,11 @@ def path_of(name: str) -> Path:
     pytest.skip(told)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a minute come first: at the end they would keep one worker busy while the others have nothing to do."""
+    items.sort(key=lambda item: item.path.name != "test_tune_real.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def a_core_of_its_own(worker_id: str) -> None:
     """Two processes that compute with all cores each would wait for one another at every barrier of llama.cpp.

@@ -44,7 +44,7 @@ from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 pytestmark = pytest.mark.model
 OpenModel = Callable[..., LlamaModel]
 GREEDY = SamplingParams(temperature=0.0)
-N_TOKENS = 20
+N_TOKENS = 14
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number.",
     "Write a C program that reverses a string in place.",

@@ -22,6 +22,15 @@ from tests.real.conftest import DRAFT, SMALL, TARGET
 
 pytestmark = pytest.mark.model
 ModelFile = Callable[[str], Path]
+# `specllama` with less time for `tune --quick`: the figures are only looked at for their size.
+HURRIED = """
+import sys
+from dataclasses import replace
+from specllama.cli.app import main
+from specllama.tuning import tune
+tune.QUICK = replace(tune.QUICK, seconds=20.0, n_tokens=12)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_quick_tuning_of_a_model_that_drafts_for_itself_is_kept_and_used(model_file: ModelFile, tmp_path: Path) -> None:
@@ -30,7 +39,7 @@ def test_quick_tuning_of_a_model_that_drafts_for_itself_is_kept_and_used(model_f
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SPECLLAMA_")}
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "specllama", *args, *models]
+        command = [sys.executable, "-c", HURRIED, *args, *models]
         env = {**plain, "XDG_STATE_HOME": str(tmp_path)}
         return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
