@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.base.text import figure
+from specllama.base.text import counted, figure
 from specllama.core.sampling import SamplingParams
 from specllama.files.model import HubSource
 
@@ -50,7 +50,7 @@ class ExportedPair:
 
     @property
     def sizes(self) -> str:
-        return f"{figure(self.target.n_vocab)} and {figure(self.draft.n_vocab)} tokens"
+        return f"{figure(self.target.n_vocab)} and {counted(self.draft.n_vocab, 'token')}"
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _order_note(pair: ExportedPair) -> Iterator[str]:
 
 def _size_note(pair: ExportedPair, remedy: str) -> Iterator[str]:
     if not pair.differs:
-        yield f"Both GGUF files have {figure(pair.target.n_vocab)} tokens. If config.json says otherwise, {remedy}."
+        yield f"Both GGUF files have {counted(pair.target.n_vocab, 'token')}. If config.json says otherwise, {remedy}."
 
 
 # vLLM
@@ -282,7 +282,7 @@ def _transformers_problem(pair: ExportedPair) -> str:
     if reason := _needs_originals(pair):
         return reason
     if pair.by_text and pair.target.n_vocab == pair.draft.n_vocab:
-        return f"it takes vocabularies of equal size ({figure(pair.target.n_vocab)} tokens) for the same one"
+        return f"it takes vocabularies of equal size ({counted(pair.target.n_vocab, 'token')}) for the same one"
     return ""
 
 

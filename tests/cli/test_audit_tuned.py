@@ -12,24 +12,14 @@ import pytest
 from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
 from specllama.drafters.length import DraftLength
-from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, OWN, KernelPath
-from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
-from specllama.pairs.profile import ProfileKey
 from specllama.pairs.setup import Listener, choose, prepare
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW
-from tests.cli.test_tune import PROFILE
+from tests.cli.test_tune import PROFILE, keep_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
-
-
-def keep(pair: Pair, derived: Path | None) -> None:
-    """Save a profile of the pair that chose the draft `derived`."""
-    wish = LoadOptions(n_threads=1)
-    profile = replace(PROFILE, derived=derived, draft_path=AS_IN_FILE)
-    profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
 
 
 @pytest.mark.usefixtures("specllama")  # with the probe of the build
@@ -40,7 +30,7 @@ def test_the_tuned_draft_is_audited_unless_one_is_named(
     """Prevents: an audit of another pair than `run` uses; a kernel path for weights that a named draft lacks."""
     derived = tmp_path / "cheaper.gguf"
     shutil.copy(pair.draft, derived)
-    keep(pair, derived)
+    keep_profile(pair, replace(PROFILE, derived=derived, draft_path=AS_IN_FILE))
     out = open_output()
     names = Names(target=str(pair.target), draft=str(pair.draft), offline=True)
     ask = Ask(names=names, drafting=Drafting(length=DraftLength(2)), hardware=Hardware(n_threads=1))
@@ -60,7 +50,7 @@ def test_the_report_names_the_profile(
     monkeypatch.setattr(command, "QUICK", LITTLE)
     args = ("audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "draft-simple")
     assert "with the profile of" not in specllama(*args).out
-    keep(short_pair, None)
+    keep_profile(short_pair, replace(PROFILE, draft_path=AS_IN_FILE))
     told = specllama(*args)
     assert told.code == 0, told.err
     assert "with the profile of 2026-01-02\n" in told.out

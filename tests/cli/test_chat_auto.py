@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama.llama import LoadOptions
-from specllama.pairs import profile as profiles
-from specllama.pairs.profile import Profile, ProfileKey
+from specllama.pairs.profile import Profile
 from tests.cli.conftest import Pair, Result
-from tests.cli.test_tune import DEAR, PROFILE
+from tests.cli.test_tune import DEAR, PROFILE, keep_profile
 
 LINES = (
     "hello",
@@ -28,8 +26,7 @@ LINES = (
 @pytest.fixture
 def keep(talker: Pair, auto: None) -> Callable[[Profile], Path]:
     """Keeps a profile of the pair as `Pair.options` load it."""
-    wish = LoadOptions(n_threads=1)
-    return lambda profile: profiles.save(ProfileKey(talker.target, wish, talker.draft, wish), profile)
+    return lambda profile: keep_profile(talker, profile)
 
 
 @pytest.fixture

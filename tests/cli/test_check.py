@@ -155,22 +155,6 @@ def test_the_report_follows_the_files(specllama: Run, tmp_path: Path) -> None:
     assert check(specllama, target, draft).code == 0
 
 
-def test_a_verdict_does_not_outlive_bytes_that_changed_under_the_same_size_and_date(
-    specllama: Run, tmp_path: Path
-) -> None:
-    """Prevents: `cat new > draft; touch -d DATE draft` with the old verdict, in `run` as well."""
-    target, draft = tiny.write_pair(tmp_path)
-    swapped = replace(tiny.letters(), tokens=("b", "a", *tiny.letters().tokens[2:]))
-    other = tiny.write_model(tmp_path / "other.gguf", vocabulary=swapped, seed=2)
-    before = draft.stat()
-    assert check(specllama, target, draft).code == 0
-    draft.write_bytes(other.read_bytes()[: before.st_size])
-    os.utime(draft, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert draft.stat().st_size == before.st_size
-    assert check(specllama, target, draft).code == 1
-    assert specllama("run", "-m", str(target), "-md", str(draft), "-n", "1", "abc").code == 1
-
-
 def test_a_context_beyond_the_trained_one_is_counted_as_it_will_be_loaded(specllama: Run, tmp_path: Path) -> None:
     """Prevents: memory counted for the trained context although `run` loads a longer one."""
     target, draft = tiny.write_pair(tmp_path, n_ctx=512)

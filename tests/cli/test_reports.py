@@ -107,8 +107,10 @@ def place(short_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("redirection", [">/dev/full", "| true"])
-@pytest.mark.parametrize("command", ["bench", "bench lines", "audit", "tune"])
+@pytest.mark.parametrize(
+    ("command", "redirection"),
+    [("bench", ">/dev/full"), ("bench lines", "| true"), ("audit", "| true"), ("tune", ">/dev/full")],
+)
 def test_a_stdout_that_cannot_be_written_loses_no_report(place: Place, command: str, redirection: str) -> None:
     """Prevents: minutes of measuring lost to a full disk, or to a reader that has ended; -q hides where they are."""
     shell = ["bash", "-c", f'set -o pipefail; "$@" -q {redirection}', "sh", *place.program(command)]

@@ -101,8 +101,11 @@ def test_a_signal_in_the_end_of_python_ends_the_process_silently(number: signal.
 @pytest.mark.parametrize(
     ("moment", "command", "number"),
     [
-        *(("load", command, number) for command in ("run", "audit", "bench") for number in SIGNALS),
-        *(("pass", command, number) for command, number in zip(("run", "audit", "bench"), SIGNALS, strict=True)),
+        *(
+            (moment, command, number)
+            for moment in ("load", "pass")
+            for command, number in zip(("run", "audit", "bench"), SIGNALS, strict=True)
+        ),
         *(("child", "tune", number) for number in SIGNALS),
     ],
 )

@@ -77,8 +77,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def keep(pair: Pair, plain_environment: None) -> Callable[[Profile], Path]:
     """Saves a profile of the pair as `Pair.options` load it."""
+    return lambda profile: keep_profile(pair, profile)
+
+
+def keep_profile(pair: Pair, profile: Profile, strategy: str = "draft-simple") -> Path:
+    """Save a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
-    return lambda profile: profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
+    return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, strategy), profile)
 
 
 def test_the_next_answer_uses_the_new_profile(specllama: Run, byte_pair: Pair) -> None:

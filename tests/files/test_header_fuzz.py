@@ -50,22 +50,22 @@ def run(seeds: range, n_each: int, *mode: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @ON_LINUX
-def test_twenty_thousand_damaged_headers_load_or_raise_our_errors() -> None:
+def test_ten_thousand_damaged_headers_load_or_raise_our_errors() -> None:
     """Prevents: a traceback, a huge allocation or a long wait by a damaged file."""
-    outcomes = run(range(100, 102), 10_000)
-    assert sum(outcomes.values()) == 20_000
-    assert outcomes["sound"] > 1_000, "too much damage to reach llama.cpp"
-    assert outcomes["ModelFileError"] > 10_000, "too little damage"
-    assert outcomes.get("SIGABRT", 0) < 100, "the header check has become blind"
+    outcomes = run(range(100, 102), 5_000)
+    assert sum(outcomes.values()) == 10_000
+    assert outcomes["sound"] > 500, "too much damage to reach llama.cpp"
+    assert outcomes["ModelFileError"] > 5_000, "too little damage"
+    assert outcomes.get("SIGABRT", 0) < 50, "the header check has become blind"
 
 
 @pytest.mark.slow
 @ON_LINUX
-def test_the_commands_survive_four_hundred_damaged_files() -> None:
+def test_the_commands_survive_two_hundred_damaged_files() -> None:
     """Prevents: a signal or a traceback of `check` or `run`, or a file that fits and does not run."""
-    outcomes = run(range(200, 202), 200, "commands")
-    assert sum(outcomes.values()) == 400
-    assert outcomes["check 0, run 0"] > 20
+    outcomes = run(range(200, 202), 100, "commands")
+    assert sum(outcomes.values()) == 200
+    assert outcomes["check 0, run 0"] > 10
 
 
 @pytest.mark.slow

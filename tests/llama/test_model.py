@@ -483,12 +483,6 @@ def test_flash_attention_is_a_choice(path: Path, flash_attn: str) -> None:
         assert model.eval(PROMPT).shape == (14, 12)
 
 
-def test_options_are_checked_before_loading(path: Path) -> None:
-    """Prevents: a failed assertion in llama.cpp by a wrong option."""
-    with pytest.raises(UsageError):
-        load(path, LoadOptions(type_v="q9"))
-
-
 def test_loading_reports_its_progress_and_can_be_stopped(path: Path) -> None:
     """Prevents: a long load without progress, or one that Ctrl-C cannot stop."""
     seen: list[float] = []
@@ -529,17 +523,6 @@ def test_a_model_has_its_facts(tmp_path: Path) -> None:
         assert model.end_tokens == {261, 262}
     with tiny.load(tiny.write_model(tmp_path / "n.gguf")) as model:
         assert model.chat_template is None
-
-
-def test_gpu_layers_on_a_cpu_build_only_warn(path: Path) -> None:
-    """Prevents: `-ngl 99` as an error, or without a warning, on a CPU build (FIELD_CASES 35)."""
-    if build_info().gpu_offload:
-        pytest.skip("this build has a GPU back end")
-    with tiny.load(path, n_gpu_layers=99) as model:
-        assert "-ngl 99" in model.warnings[0]
-        assert model.eval([1]).shape == (1, 12)
-    with tiny.load(path) as model:
-        assert model.warnings == ()
 
 
 def test_the_build_is_described() -> None:
