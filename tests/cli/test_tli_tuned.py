@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from specllama.api import load
 from specllama.cli.audit import command as audit_command
 from tests.cli.conftest import Pair, Run, record_of
 from tests.cli.test_audit import LITTLE, NARROW
-from tests.cli.test_tune import PROFILE, keep_profile, quick  # noqa: F401  # a fixture
+from tests.cli.test_tune import DEAR, HINT, PROFILE, keep_profile, quick  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home", "auto")]
 
@@ -53,6 +54,37 @@ def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None:
     assert '"strategy": "draft-tli"' in chat.out
     named = specllama(*args, "--spec-type", "draft-simple")
     assert (named.code, named.out) == (1, "")
+
+
+def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) -> None:
+    """Prevents: loading a draft that tuning found too slow; a named draft that is not loaded."""
+    keep_profile(strangers, replace(BY_TEXT, costs=DEAR), "draft-tli")
+    record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
+    assert record["settings"]["spec_type"] == "lookup"
+    assert record["models"]["draft"] is None
+    notes: list[str] = []
+    with load(target=strangers.target, draft=strangers.draft, n_threads=1, on_note=notes.append) as pair:
+        assert pair.draft is None
+    assert record["notices"] == notes
+    assert notes
+    named = record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))
+    assert named["models"]["draft"] is not None
+    assert named["acceptance"]["drafted"] == 0
+
+
+def test_with_a_stale_profile_only_lookups_draft(specllama: Run, strangers: Pair) -> None:
+    """Prevents: 'does not fit' after a new build of llama.cpp."""
+    path = keep_profile(strangers, BY_TEXT, "draft-tli")
+    record = json.loads(path.read_text())
+    record["circumstances"]["the CPU"] = "another"
+    path.write_text(json.dumps(record))
+    told = specllama("run", *strangers.options, *ASK)
+    assert told.code == 0
+    assert "note: the profile of this pair is not used: the CPU changed since\n" in told.err
+    assert HINT in told.err
+    assert "--spec-type draft-tli`" in told.err
+    settings = record_of(specllama("run", *strangers.options, *ASK, "--json"))["settings"]
+    assert (settings["spec_type"], settings["spec_draft_n_max"]) == ("lookup", "auto")
 
 
 def test_bench_and_audit_take_the_pair_as_answers_do(
