@@ -100,7 +100,11 @@ class Venv:
         self.stamp.write_text(json.dumps(goal.__dict__, indent=2) + "\n", encoding="utf-8")
 
     def _pip(self, ticker: Ticker, *arguments: str) -> None:
-        command = [str(self.python), WITH_PARENT, "pip", *arguments, "--no-input", "--progress-bar", "off"]
+        # Python compiles what it imports; pip would compile all 5,000 files, which takes as long as fetching them.
+        command = [
+            *(str(self.python), WITH_PARENT, "pip", *arguments),
+            *("--no-compile", "--no-input", "--progress-bar", "off"),
+        ]
         # PIP_USER would stop pip in a virtual environment.
         env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         try:
