@@ -37,7 +37,8 @@ _keep_alive: list[object] = []  # callbacks that llama.cpp may call until the pr
 
 def say(error: SpecllamaError) -> None:
     """The error on stderr, without its hint."""
-    os.write(2, f"error: {error}\n".encode())
+    text = "".join(each if each.isprintable() else " " for each in str(error))
+    os.write(2, f"error: {text}\n".encode("utf-8", "replace"))
 
 
 def connect(servers: Sequence[str], lost: Callable[[SpecllamaError], None] = say) -> None:
@@ -131,6 +132,11 @@ def _require_answers(servers: Sequence[str]) -> None:
     raise BackendError(reason, hint=hint)
 
 
+def _tell(text: object) -> None:
+    """A line for the parent."""
+    os.write(1, f"{text}\n".encode())
+
+
 def child() -> None:
     """Entry point of the child: names each server before it connects, then says ok, or why llama.cpp gave up."""
     children.is_child = True
@@ -138,18 +144,18 @@ def child() -> None:
     with_parent.watch()
 
     def end(reason: str) -> None:
-        print(reason, flush=True)
+        _tell(reason)
         os._exit(1)
 
     try:
         add, _ = _functions()
         _call_at_abort(end)
         for server in sys.argv[1:]:
-            print(server, flush=True)
+            _tell(server)
             add(server.encode())
-        print("ok", flush=True)
+        _tell("ok")
     except SpecllamaError as error:
-        print(error, flush=True)
+        _tell(error)
     os._exit(0)
 
 
