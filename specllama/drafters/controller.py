@@ -167,8 +167,8 @@ class Controller:
         self.costs = costs
         # Blocks that were not measured are not tried: T(n) can jump.
         self.n_max = min(self._longest, max(costs.verify[-1][0] - 1, 1))
-        self._go_to(0)
         self._draft = costs.draft_cost()
+        self._go_to(0)
         # After a fully accepted block the model reads one token more in the next step.
         self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
 
@@ -177,6 +177,8 @@ class Controller:
         self._depth = depth
         rows = range(1, self.n_max + 2)
         self._verify = [self.costs.verify_cost(n, depth) for n in rows]  # [n] = T(n+1), of n drafted tokens
+        # Beside many requests no draft may pay, not even one that is always accepted: then a probe is wasted.
+        self._can_pay = best_case(self._draft, lambda n: self._verify[n - 1], self.n_max + 1) > LEAST_RATE
 
     def _come_to(self, depth: int) -> None:
         """`_go_to` if the costs have changed since."""
@@ -222,7 +224,7 @@ class Controller:
         if self._probed:  # without success
             self._probed = False
             self._gap += 0 if pays else int(GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS))
-        elif self._n_idle >= self._gap and (self.calibration.empty or not pays):
+        elif self._can_pay and self._n_idle >= self._gap and (self.calibration.empty or not pays):
             self.calibration.age(self._n_idle)
             self._n_idle, self._probed = 0, True
             return replace(without, probe=PROBE_TOKENS)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from specllama.batch.budget import RowBudget, SharedCosts
-from specllama.core.types import Part
+from specllama.core.types import Draft, Observation, Part, Verdict
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.tree_controller import TreeController
@@ -121,3 +121,17 @@ def test_requests_draft_together_where_one_alone_would_not() -> None:
     for _ in range(9):
         budget.passed(rows(*[1] * 8), 0)
     assert drafted(policies[-1]) == 0
+
+
+@pytest.mark.parametrize(("n", "probes"), [(1, True), (16, False)])
+def test_no_probe_where_no_draft_can_pay(n: int, probes: bool) -> None:
+    """A tenth of the time spent on finding out about a draft that is not used whatever comes out."""
+    budget, policies = RowBudget(), [controller(0.01) for _ in range(n)]
+    for slot, policy in enumerate(policies):
+        budget.join(slot, policy)
+    policy, asked = policies[-1], 0
+    for _ in range(60):
+        asked += policy.plan(16, lag=40).probe
+        policy.observe(Observation((), Draft(), Verdict((), 0), "none"))
+        budget.passed(rows(*[1] * n), 0)
+    assert (asked > 0) == probes
