@@ -76,7 +76,7 @@ def open_pool(
                     raise
                 n_slots = n_slots - 1 if isinstance(error, MemoryShort) else 1
         pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
-        needs = [each.plan.need for each in (target, draft) if isinstance(each, LlamaSlots)]
+        needs = [each.plan.need for each in (target, draft) if each and not isinstance(each, OneSlot)]
         pool.stats.kv_bytes, pool.stats.compute_bytes = sum(n.kv for n in needs), sum(n.compute for n in needs)
         yield pool
 
