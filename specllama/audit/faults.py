@@ -185,6 +185,14 @@ class LateMask(Engine):
     _row_laws = LateMaskLaws
 
 
+class OftenWrong(Passing):
+    """A draft with the logits of the neighbouring ids after two of three tokens: any mask leaves it wrong tokens."""
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        rows = super().eval(tokens, parents)
+        return np.stack([np.roll(row, 1) if token % 3 else row for row, token in zip(rows, tokens, strict=True)])
+
+
 class ForgetsRollback:
     """A constraint that goes on after the whole draft, also if a part of it was rejected."""
 
@@ -419,7 +427,11 @@ FAULTS = (
     Fault("penalties do not see the tokens of the draft", "law", Parts(engine=PenaltiesWithoutPath), needs_draft=True),
     _masks("the mask reaches q, not p", "law", Parts(engine=UnmaskedTarget)),
     _masks("the mask comes after the filters", "law", Parts(engine=LateMask)),
-    _masks("a rejected draft stays in the state of the format", "greedy", Parts(constraint=ForgetsRollback)),
+    _masks(
+        "a rejected draft stays in the state of the format",
+        "greedy",
+        Parts(constraint=ForgetsRollback, draft=OftenWrong),
+    ),
     Fault("one random number drafts and verifies a token", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
     _rule("greedy: every drafted token is accepted", AcceptsEverything(), section="greedy"),
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),

@@ -244,7 +244,14 @@ def compare(subject: AuditSubject, effort: AuditEffort, *, only_in_format: bool 
         for noise, in_format, lengths in kinds:
             if (in_format and subject.constraint is None) or (only_in_format and not in_format):
                 continue
-            comparison = GreedyComparison(subject, prompt, effort.n_tokens, noise, in_format=in_format)
+            try:
+                comparison = GreedyComparison(subject, prompt, effort.n_tokens, noise, in_format=in_format)
+            except AllForbidden as error:
+                if not in_format:
+                    raise
+                rule = subject.rules[0].value
+                yield GreedyRun(prompt.name, "none", rule, 0, 0, 0, 0, None, in_format=in_format, failure=str(error))
+                continue
             for n_max in lengths:
                 subject.require_going()
                 yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)

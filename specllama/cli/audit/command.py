@@ -49,8 +49,9 @@ from specllama.pairs.setup import Models, Setup
 from specllama.prompts.load import short_prompts
 
 MOST_TOKENS = 100  # in a distribution: every branch of every draw is taken
-# What may come depends on the place in a word, which shows masks of another text; the answer never has to end.
-FORMAT = "Answer: ([a-z]{1,4} )*[a-z]{0,4}"
+# A consonant, then a vowel: what may come depends on the last token, so the state of another text forbids all that
+# may come. The answer never has to end.
+FORMAT = "Answer: ([b-df-hj-np-tv-z][aeiou])*[b-df-hj-np-tv-z]?"
 NO_SETTINGS = ("predict", "stop", "spec", "seed_mode", "think")  # of an audit
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
