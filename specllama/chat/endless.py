@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 # A name, all of a tuple, any one of a list; `()` is the empty text, None never ends.
 Node: TypeAlias = "str | tuple[Node, ...] | list[Node] | None"
+
+
+T = TypeVar("T")
 
 
 def _finite(parts: dict[str, Any], ends: Callable[[Any, set[str]], bool]) -> set[str]:
@@ -27,6 +30,21 @@ def _finite(parts: dict[str, Any], ends: Callable[[Any, set[str]], bool]) -> set
     return found
 
 
+def _read(node: Mapping[str, Any], key: str, default: T) -> T:
+    """The value of a keyword; `default` for one of another type: llguidance takes that where the keyword has no use."""
+    value = node.get(key, default)
+    return value if isinstance(value, type(default)) else default
+
+
+def _ref(node: object) -> str:
+    return _read(node, "$ref", "") if isinstance(node, dict) else ""
+
+
+def _prefix(node: Mapping[str, Any]) -> list[object]:
+    """The schemas of the first items of an array."""
+    return _read(node, "prefixItems", [])
+
+
 def endless_schema(schema: object) -> str:
     """The name of a part of a JSON schema that cannot end, such as `#/$defs/a`; an empty text if all can."""
     targets = {ref: _target(schema, ref) for ref in _references(schema)}
@@ -34,13 +52,13 @@ def endless_schema(schema: object) -> str:
     waiting: list[tuple[str, object]] = [("the schema", schema)]
     while waiting:
         name, node = waiting.pop()
-        ref = node.get("$ref") if isinstance(node, dict) else None
-        if ref is not None and ref not in finite:
-            return str(ref)
+        ref = _ref(node)
+        if ref and ref not in finite:
+            return ref
         if not _schema_ends(node, finite):
             return name
         waiting += [(name, part) for part in _parts(node)]
-        if ref is not None and ref not in entered:
+        if ref and ref not in entered:
             entered.add(ref)
             waiting.append((ref, targets[ref]))
     return ""
@@ -51,11 +69,11 @@ def _parts(node: object) -> Iterator[object]:
     if not isinstance(node, dict) or "const" in node or "enum" in node:
         return
     for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        yield from node.get(key, ())
+        yield from _read(node, key, [])
     for key in ("properties", "patternProperties"):
-        yield from node.get(key, {}).values()
+        yield from _read(node, key, {}).values()
     yield node.get("additionalProperties")
-    if node.get("maxItems", 1) > len(node.get("prefixItems", ())):
+    if _read(node, "maxItems", 1) > len(_prefix(node)):
         yield node.get("items")
 
 
@@ -63,32 +81,31 @@ def _schema_ends(node: object, finite: set[str]) -> bool:
     """Does a text of this schema end? Also true of `false`, which has no texts at all."""
     if not isinstance(node, dict) or "const" in node or "enum" in node:
         return True
-    if str(node.get("$ref", "")) not in {"", *finite}:
+    if _ref(node) not in {"", *finite}:
         return False
 
     def ends(part: object) -> bool:
         return _schema_ends(part, finite)
 
-    if not all(map(ends, node.get("allOf", ()))):
+    if not all(map(ends, _read(node, "allOf", []))):
         return False
-    if not all(any(map(ends, node[key])) for key in ("anyOf", "oneOf") if key in node):
+    if not all(any(map(ends, _read(node, key, [True]))) for key in ("anyOf", "oneOf")):
         return False
-    kinds = node.get("type", "any")
-    return any(_has_end(node, kind, ends) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return any(_has_end(node, kind, ends) for kind in _read(node, "type", [_read(node, "type", "any")]))
 
 
 def _has_end(node: Mapping[str, Any], kind: str, ends: Callable[[object], bool]) -> bool:
     """Can a value of this type end? An object needs its required parts, an array the least number of its items."""
     if kind == "object":
-        known, more = node.get("properties", {}), node.get("additionalProperties", True)
-        others = [*node.get("patternProperties", {}).values(), more]
-        required = set(node.get("required", ()))
+        known, more = _read(node, "properties", dict[str, object]()), node.get("additionalProperties", True)
+        others = [*_read(node, "patternProperties", {}).values(), more]
+        required = {name for name in _read(node, "required", list[object]()) if isinstance(name, str)}
         if not all(ends(known[name]) if name in known else any(map(ends, others)) for name in required):
             return False
         # llguidance takes minProperties only if all known names are required.
-        return node.get("minProperties", 0) <= len(required) or any(map(ends, others))
+        return _read(node, "minProperties", 0) <= len(required) or any(map(ends, others))
     if kind == "array":
-        first, n_least = node.get("prefixItems", ()), node.get("minItems", 0)
+        first, n_least = _prefix(node), _read(node, "minItems", 0)
         return all(map(ends, first[:n_least])) and (n_least <= len(first) or ends(node.get("items", True)))
     return True
 
@@ -99,8 +116,7 @@ def _references(node: object) -> set[str]:
         return set().union(*map(_references, node))
     if not isinstance(node, dict):
         return set()
-    own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
-    return own.union(*map(_references, node.values()))
+    return ({_ref(node)} - {""}).union(*map(_references, node.values()))
 
 
 def _target(schema: object, ref: str) -> object:
@@ -110,7 +126,7 @@ def _target(schema: object, ref: str) -> object:
     node = schema
     for part in ref[1:].split("/")[1:]:
         part = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
         elif isinstance(node, dict) and part in node:
             node = node[part]

@@ -243,10 +243,12 @@ def _require_whole(name: str, kind: str, text: str) -> None:
         endless = endless_schema(json.loads(text))
     elif kind == GRAMMAR:
         try:
-            grammar = Lark(any_to_lark(text))
+            grammar = Lark(lark := any_to_lark(text))
         except ValueError as error:
             raise UsageError(f"{name} cannot be used: {error}", hint=_HINTS[kind]) from None
         endless, dead = grammar.endless, _dead_terminal(grammar)
+        if endless == "start" and lark != text:  # its name in GBNF
+            endless = "root"
     if endless:
         raise UsageError(
             f"{name} has a part that no text can end: {endless[:SHOWN]}",

@@ -28,7 +28,8 @@ HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("none", "no_vocab", "test")
 
-# Architectures that cannot be used. llama.cpp is asked again once the model is loaded, but loading takes long.
+# Kinds of architectures; diffusion models and encoders cannot be used. llama.cpp is asked again once the model is
+# loaded, but loading takes long.
 _KINDS: Mapping[str, Sequence[str]] = {
     "recurrent": ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     "hybrid": (

@@ -75,6 +75,9 @@ def test_rules_of_gbnf_are_read_as_llguidance_reads_them() -> None:
     with pytest.raises(UsageError) as caught:
         format_of("grammar", 'root ::= "a" | foo-Bar\nfoo-Bar ::= [a-z] foo-Bar')
     assert "foo_bar" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        format_of("grammar", 'root ::= "a" root')
+    assert str(caught.value).endswith(" root")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,34 @@ def test_parts_that_no_answer_has_do_not_count() -> None:
     """Prevents: a schema refused because of a definition that it does not use."""
     for node in ({"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 0}, {"const": A}):
         assert endless_schema({**node, "$defs": A}) == ""
+
+
+KEYWORDS = (
+    "$ref", "anyOf", "oneOf", "allOf", "prefixItems", "properties", "patternProperties", "additionalProperties",
+    "items", "minItems", "maxItems", "required", "minProperties", "type",
+)  # fmt: skip
+
+
+OF_ANY_TYPE = (None, True, 7, -1, 0.5, "a", [], [None], [[]], [{}], {}, {"a": None})
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_with_a_value_of_another_type_is_no_internal_error(keyword: str) -> None:
+    """Prevents: a traceback for a schema that llguidance takes, because the keyword is not of the schema's type."""
+    kinds = ({}, *({"type": kind} for kind in ("string", "array", "object", ["string", "null"])))
+    for node in ({**kind, keyword: value} for kind in kinds for value in OF_ANY_TYPE):
+        for schema in (node, {"properties": {"x": node}}, {"$ref": "#/$defs/a", "$defs": {"a": node}}):
+            assert isinstance(endless_schema(schema), str)
+            assert isinstance(Lark(f"start: j\nj: %json {json.dumps(schema)}").endless, str)
+
+
+@pytest.mark.parametrize("keyword", ["maxItems", "patternProperties"])
+def test_a_keyword_that_the_type_does_not_have_is_ignored(keyword: str) -> None:
+    """Prevents: an internal error for a schema that llguidance takes."""
+    node = {"type": "string", keyword: None}
+    for text in (json.dumps(node), json.dumps({"type": "object", "properties": {"x": node}})):
+        assert format_of("json-schema", text).text == text
+        assert format_of("grammar", f"start: %json {text}").kind == "grammar"
 
 
 @pytest.mark.parametrize(
