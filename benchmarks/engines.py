@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import yaml
 from peers import programs
 
+from specllama.base.errors import PairError
 from specllama.core.sampling import SamplingParams
 from specllama.files.model import HubSource
 from specllama.pairs.engines import ENGINES, ExportedModel, ExportedPair
@@ -81,11 +83,17 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
+def bodies(name: str) -> Iterator[str]:
+    """The engine's file for each pair that it can run."""
+    for pair in PAIRS:
+        with suppress(PairError):
+            ENGINES[name].require(pair)
+            yield ENGINES[name].body(pair)
+
+
 def settings(name: str) -> Iterator[dict[str, Any]]:
     """What the engine's file holds for each pair that it can run."""
-    for pair in PAIRS:
-        if not ENGINES[name].problem(pair):
-            yield yaml.safe_load(ENGINES[name].body(pair))
+    yield from map(yaml.safe_load, bodies(name))
 
 
 def missing(kind: str, wanted: set[str], known: set[str]) -> Iterator[str]:
@@ -148,12 +156,10 @@ def check_llama_server() -> tuple[str, list[str]]:
 
     shown = said("--help")
     known, types = set(re.findall(r"--?[a-z][\w-]*", shown)), re.search(r"--spec-type (\S+)", shown)
-    for pair in PAIRS:
-        if not ENGINES["llama-server"].problem(pair):
-            words = ENGINES["llama-server"].body(pair).split()
-            problems += missing("option", {word for word in words if word.startswith("--")}, known)
-            drafters = set(types[1].split(",")) if types else set[str]()
-            problems += missing("drafter", {words[words.index("--spec-type") + 1]}, drafters)
+    for words in map(str.split, bodies("llama-server")):
+        problems += missing("option", {word for word in words if word.startswith("--")}, known)
+        drafters = set(types[1].split(",")) if types else set[str]()
+        problems += missing("drafter", {words[words.index("--spec-type") + 1]}, drafters)
     version = re.search(r"commit (\w+)", said("--version"))
     return version[1] if version else "unknown", problems
 

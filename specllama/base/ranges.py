@@ -115,12 +115,18 @@ def either(other: str, meaning: object, check: Check) -> Check:
     return checked
 
 
-def several(check: Check) -> Check:
-    """Values separated by commas, each checked by `check`, as a tuple without repeats."""
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A check for values separated by commas, each checked by `each`, as a tuple without repeats."""
 
-    def parse(name: str, text: object) -> tuple[object, ...]:
+    each: Check
+
+    def __call__(self, name: str, text: object) -> tuple[object, ...]:
         if isinstance(text, tuple):
             return text
-        return tuple(dict.fromkeys(check(name, part.strip()) for part in str(text).split(",")))
+        return tuple(dict.fromkeys(self.each(name, part.strip()) for part in str(text).split(",")))
 
-    return parse
+
+def several(check: Check) -> Check:
+    """Values separated by commas, each checked by `check`, as a tuple without repeats."""
+    return Several(check)

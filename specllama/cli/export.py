@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import maxsize
@@ -89,6 +90,8 @@ def export(models: PairOptions, options: ExportOptions, sampling: FilterOptions)
     from the acceptance that tune or earlier answers measured. Each file says how to start the engine, which version of
     it was checked, and what differs there in exactness.
 
+    A file in DIR with other contents is not replaced: nothing is written, and the exit code is 2.
+
     Exit code 1: the draft does not fit, or an engine cannot run the pair; the other files are written.
     """
     output = open_output(color=options.color, quiet=options.quiet)
@@ -100,20 +103,37 @@ def export(models: PairOptions, options: ExportOptions, sampling: FilterOptions)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UsageError(f"-o {options.output} is a file, expected a folder")
     pair = _exported(models, options, sampling, output)
-    engines = [ENGINES[name] for name in options.to]
-    reasons = {engine.title: engine.problem(pair) for engine in engines}
-    for engine in engines:
-        if reasons[engine.title]:
-            continue
-        text = file_text(engine, pair)
-        if folder is None:
-            output.text(text.removesuffix("\n"))
+    texts: dict[str, str] = {}
+    refused: dict[str, list[str]] = {}  # the engines of each reason
+    hints: list[str] = []
+    for engine in (ENGINES[name] for name in options.to):
+        try:
+            engine.require(pair)
+        except PairError as error:
+            refused.setdefault(str(error), []).append(engine.title)
+            hints += [error.hint] * (error.hint != "" and error.hint not in hints)
         else:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / engine.file, text)
-            output.path(folder / engine.file)
-    if problems := [f"{title} cannot run this pair: {reason}" for title, reason in reasons.items() if reason]:
-        raise PairError("; ".join(problems))
+            texts[engine.file] = file_text(engine, pair)
+    if folder is None:
+        for text in texts.values():
+            output.text(text.removesuffix("\n"))
+    else:
+        _write(folder, texts, output)
+    if refused:
+        reasons = [f"{', '.join(titles)}: {reason}" for reason, titles in refused.items()]
+        raise PairError("; ".join(reasons), hint="; ".join(hints))
+
+
+def _write(folder: Path, texts: Mapping[str, str], output: Output) -> None:
+    """Write all files, or none if one exists with other contents: it may be edited. Raises UsageError."""
+    paths = {folder / name: text for name, text in texts.items()}
+    for path, text in paths.items():
+        if path.exists() and not (path.is_file() and path.read_bytes().splitlines() == text.encode().splitlines()):
+            raise UsageError(f"{path} exists with other contents", hint="name another folder with -o, or remove it")
+    for path, text in paths.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+        output.path(path)
 
 
 def file_text(engine: OtherEngine, pair: ExportedPair) -> str:
@@ -181,7 +201,7 @@ def _part(wanted: Wanted, header: Header, given: str | None, catalog: Catalog, *
     gguf: HubSource | Path | None = next((each for each in sources if isinstance(each, HubSource)), None)
     if gguf is None:
         with look_at(wanted, offline=offline) as path:  # a model without a repository is on this disk
-            gguf = path
+            gguf = Path(os.path.abspath(path))  # the script may start in another folder
     return ExportedModel(
         label=header.path.name,
         original=given or (known and known.original) or _original_in(header),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specllama.base.errors import PairError
 from specllama.base.text import counted, figure
 from specllama.core.sampling import SamplingParams
 from specllama.files.model import HubSource
@@ -25,7 +26,7 @@ class ExportedModel:
 
     label: str
     original: str | None  # the repository that the GGUF file was made from; None = not known
-    gguf: HubSource | Path
+    gguf: HubSource | Path  # a path is absolute
     n_vocab: int
     is_cut: bool = False  # its vocabulary was cut, so its ids are its own
 
@@ -70,7 +71,7 @@ class OtherEngine:
     file: str  # the file's name
     start: str  # the command, with {file} and {target}
     checked: str  # the version whose source or options were read
-    problem: Callable[[ExportedPair], str]  # why it cannot run the pair; "" = it can
+    require: Callable[[ExportedPair], None]  # raises PairError if it cannot run the pair
     body: Callable[[ExportedPair], str]
     notes: Callable[[ExportedPair], Iterator[str]]  # what differs in exactness
 
@@ -86,14 +87,13 @@ def _yaml(table: Mapping[str, Any], indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def _needs_originals(pair: ExportedPair) -> str:
-    """Why an engine that loads the original weights cannot run the pair."""
+def _require_originals(pair: ExportedPair) -> None:
+    """Raise PairError if an engine that loads the original weights cannot run the pair."""
     for role, part, option in (("target", pair.target, "--original"), ("draft", pair.draft, "--original-draft")):
         if part.is_cut:
-            return f"the vocabulary of the {role} {part.label} was cut, and only the GGUF file has it so"
+            raise PairError(f"the vocabulary of the {role} {part.label} was cut, and only the GGUF file has it so")
         if part.original is None:
-            return f"the repository that the {role} {part.label} was made from is not known: add {option} USER/REPO"
-    return ""
+            raise PairError(f"the repository of the {role} is not known", hint=f"add {option} USER/REPO")
 
 
 def _weights_note(pair: ExportedPair) -> str:
@@ -160,10 +160,10 @@ def _vllm_notes(pair: ExportedPair) -> Iterator[str]:
 # SGLang
 
 
-def _sglang_problem(pair: ExportedPair) -> str:
-    if reason := _needs_originals(pair):
-        return reason
-    return f"its drafts need the target's vocabulary, and these differ ({pair.sizes})" if pair.differs else ""
+def _require_sglang(pair: ExportedPair) -> None:
+    _require_originals(pair)
+    if pair.differs:
+        raise PairError(f"drafts need the target's vocabulary, and these differ ({pair.sizes})")
 
 
 def _sglang(pair: ExportedPair) -> str:
@@ -206,10 +206,14 @@ def _sglang_notes(pair: ExportedPair) -> Iterator[str]:
 # TensorRT-LLM
 
 
-def _tensorrt_problem(pair: ExportedPair) -> str:
-    if reason := _needs_originals(pair):
-        return reason
-    return "the tokenizers differ, and it does not translate drafts" if pair.by_text else ""
+def _require_one_tokenizer(pair: ExportedPair) -> None:
+    if pair.by_text:
+        raise PairError("the tokenizers differ, and drafts are not translated there")
+
+
+def _require_tensorrt(pair: ExportedPair) -> None:
+    _require_originals(pair)
+    _require_one_tokenizer(pair)
 
 
 def _tensorrt(pair: ExportedPair) -> str:
@@ -278,12 +282,11 @@ if __name__ == "__main__":
 """
 
 
-def _transformers_problem(pair: ExportedPair) -> str:
-    if reason := _needs_originals(pair):
-        return reason
+def _require_transformers(pair: ExportedPair) -> None:
+    _require_originals(pair)
     if pair.by_text and pair.target.n_vocab == pair.draft.n_vocab:
-        return f"it takes vocabularies of equal size ({counted(pair.target.n_vocab, 'token')}) for the same one"
-    return ""
+        size = counted(pair.target.n_vocab, "token")
+        raise PairError(f"vocabularies of equal size ({size}) are taken for the same one")
 
 
 def _transformers(pair: ExportedPair) -> str:
@@ -319,17 +322,15 @@ def _transformers_notes(pair: ExportedPair) -> Iterator[str]:
 # llama-server
 
 
-def _llama_problem(pair: ExportedPair) -> str:
-    if pair.by_text:
-        return "the tokenizers differ, and it does not translate drafts"
+def _require_llama(pair: ExportedPair) -> None:
+    _require_one_tokenizer(pair)
     if pair.draft.is_cut:
-        return f"the vocabulary of the draft {pair.draft.label} was cut, and it does not translate ids"
+        raise PairError(f"the vocabulary of the draft {pair.draft.label} was cut, and ids are not translated there")
     if abs(pair.target.n_vocab - pair.draft.n_vocab) > _LLAMA_CPP_SLACK:
-        return f"the vocabularies may differ by {_LLAMA_CPP_SLACK} tokens, and these have {pair.sizes}"
+        raise PairError(f"the vocabularies may differ by {_LLAMA_CPP_SLACK} tokens, and these have {pair.sizes}")
     for part in (pair.target, pair.draft):
         if isinstance(part.gguf, Path) and not str(part.gguf).isprintable():
-            return f"{part.gguf} has characters that a script cannot hold"
-    return ""
+            raise PairError(f"{part.gguf} has characters that a script cannot hold")
 
 
 def _llama(pair: ExportedPair) -> str:
@@ -372,7 +373,7 @@ ENGINES = {
         file="vllm.yaml",
         start="vllm serve --config {file}",
         checked="vLLM 0.33.0",
-        problem=_needs_originals,
+        require=_require_originals,
         body=_vllm,
         notes=_vllm_notes,
     ),
@@ -381,7 +382,7 @@ ENGINES = {
         file="sglang.yaml",
         start="python -m sglang.launch_server --config {file}",
         checked="SGLang 0.5.23",
-        problem=_sglang_problem,
+        require=_require_sglang,
         body=_sglang,
         notes=_sglang_notes,
     ),
@@ -390,7 +391,7 @@ ENGINES = {
         file="tensorrt-llm.yaml",
         start="trtllm-serve {target} --config {file}",
         checked="the published source of TensorRT-LLM (after 1.3.0rc), not with a package",
-        problem=_tensorrt_problem,
+        require=_require_tensorrt,
         body=_tensorrt,
         notes=_tensorrt_notes,
     ),
@@ -399,7 +400,7 @@ ENGINES = {
         file="run-transformers.py",  # a name that no import of `transformers` finds
         start='python {file} "PROMPT"',
         checked="transformers 5.24.0",
-        problem=_transformers_problem,
+        require=_require_transformers,
         body=_transformers,
         notes=_transformers_notes,
     ),
@@ -408,7 +409,7 @@ ENGINES = {
         file="llama-server.sh",
         start="sh {file}",
         checked="llama.cpp 0c1e570 (llama-cpp-python 0.3.36)",
-        problem=_llama_problem,
+        require=_require_llama,
         body=_llama,
         notes=_llama_notes,
     ),

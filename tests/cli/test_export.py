@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from specllama.base.errors import PairError
 from specllama.cli import export as export_command
 from specllama.cli.export import file_text
 from specllama.core.sampling import SamplingParams
@@ -145,8 +146,9 @@ def test_the_command_of_llama_server() -> None:
 )
 def test_a_pair_that_an_engine_cannot_run(name: str, pair: ExportedPair) -> None:
     """Prevents: a file that the engine refuses, or that makes it draft tokens of another meaning."""
-    assert ENGINES[name].problem(pair)
-    assert not ENGINES[name].problem(PAIR)
+    with pytest.raises(PairError):
+        ENGINES[name].require(pair)
+    ENGINES[name].require(PAIR)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -214,10 +216,46 @@ def test_an_unknown_original_is_an_error_and_never_a_guess(specllama: Run, tmp_p
     args = ["export", "-m", str(target), "-md", str(draft), "--to", "vllm"]
     refused = specllama(*args)
     assert (refused.code, refused.out) == (1, "")
-    assert "d.gguf" in refused.err
     assert "--original-draft" in refused.err
     found = yaml.safe_load(specllama(*args, "--original-draft", "user/Draft").out)
     assert (found["model"], found["speculative-config"]["model"]) == ("user/Source", "user/Draft")
+
+
+def test_engines_with_one_reason_share_it_and_the_hint_stands_apart(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: a remedy inside the reason, and one reason said for each engine."""
+    folder = tmp_path / "out"
+    refused = export(specllama, pair, "--to", "vllm,sglang,llama-server", "-o", str(folder))
+    assert (refused.code, refused.out.splitlines()) == (1, [str(folder / "llama-server.sh")])
+    reason, _, hint = refused.err.partition("hint:")
+    assert reason.count("vLLM, SGLang: ") == 1
+    assert "--original" not in reason
+    assert hint.count("--original USER/REPO") == 1
+
+
+@pytest.mark.parametrize("edited", ["vllm.yaml", "llama-server.sh"])
+def test_an_edited_file_is_not_replaced(specllama: Run, pair: Pair, tmp_path: Path, edited: str) -> None:
+    """Prevents: edits lost without a word, and one new file beside an old one."""
+    args = [*ORIGINALS, "--to", "vllm,llama-server", "-o", str(tmp_path / "out")]
+    assert [export(specllama, pair, *args).code for _ in range(2)] == [0, 0]
+    (tmp_path / "out" / edited).write_text("mine\n")
+    before = {path: path.read_text() for path in (tmp_path / "out").iterdir()}
+    refused = export(specllama, pair, *args)
+    assert (refused.code, refused.out) == (2, "")
+    assert edited in refused.err
+    assert {path: path.read_text() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_the_script_finds_its_models_from_any_folder(
+    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: paths that hold only in the folder where the export ran."""
+    (tmp_path / "my models").mkdir()
+    target, draft = (tiny.write_model(tmp_path / "my models" / name) for name in ("t.gguf", "d.gguf"))
+    monkeypatch.chdir(tmp_path)
+    found = export(specllama, Pair(target.relative_to(tmp_path), draft.relative_to(tmp_path)), "--to", "llama-server")
+    words = shlex.split(found.out, comments=True)
+    paths = [words[words.index(option) + 1] for option in ("--model", "--model-draft")]
+    assert paths == [str(target), str(draft)]
 
 
 def test_a_draft_that_does_not_fit_is_1_as_in_check_and_nothing_is_written(

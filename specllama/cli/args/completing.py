@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specllama.base.errors import SpecllamaError
-from specllama.base.ranges import Check, Word
+from specllama.base.ranges import Check, Several, Word
 from specllama.cli.screen.output import stream_of
 
 Offer: TypeAlias = tuple[str, str]  # a value and what it is
@@ -120,13 +120,15 @@ _LISTS = ("--spec-type",)
 def completer(name: str | None, check: Check | None = None) -> Completer | None:
     """What is offered for the option or argument of this name; None leaves it to the shell."""
     names, ending = _NAMES.get(name or "", (None, ""))
-    if isinstance(check, Word):
-        offers = [(word, "") for word in check.words]
+    each = check.each if isinstance(check, Several) else check
+    if isinstance(each, Word):
+        offers = [(word, "") for word in each.words]
     elif names is None:
         return None
 
     def complete(incomplete: str) -> list[Offer]:
-        return _offers(names or (lambda: offers), ending, name in _LISTS, incomplete)
+        is_list = name in _LISTS or isinstance(check, Several)
+        return _offers(names or (lambda: offers), ending, is_list, incomplete)
 
     return complete
 
