@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
-from specllama.base.errors import ModelBusy, SpecllamaError, UsageError
+from specllama.base.errors import ModelBusy, SpecllamaError, UsageError, error_of_request
 from specllama.base.ranges import AUTO, either, whole, word
 from specllama.batch.in_thread import in_thread
 from specllama.batch.open import open_pool
@@ -423,8 +423,8 @@ class Pair:
                         constraint=constraint_of(how.form, vocab),
                         drafts=how.drafts,
                     )
-                except SpecllamaError as error:
-                    yield Done(index, error=error)
+                except Exception as error:
+                    yield Done(index, error=error_of_request(error))
 
         with self._kept.lease():
             self._cancel.clear()

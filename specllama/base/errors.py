@@ -105,3 +105,20 @@ class AllForbidden(NumericsError):
 
 class DraftLawError(SpecllamaError):
     """q is not the distribution of the draft token: q(token) = 0, or q does not sum to 1."""
+
+
+def error_of_request(error: Exception) -> SpecllamaError:
+    """The error of one request among many; one that this program does not expect is a bug to report.
+
+    Raises MemoryError: that is no error of one request.
+    """
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, SpecllamaError):
+        return error
+    known = SpecllamaError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="please report it with the output of SPECLLAMA_DEBUG=1",
+    )
+    known.__cause__ = error
+    return known

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from specllama.base.clock import perf_counter
-from specllama.base.errors import Interrupted, ModelBusy, SpecllamaError, UsageError
+from specllama.base.errors import Interrupted, ModelBusy, SpecllamaError, UsageError, error_of_request
 from specllama.batch.request import Done, Request, Times
 from specllama.batch.slot_view import SlotView, Want
 from specllama.batch.stats import BatchStats
@@ -319,8 +319,8 @@ class Pool:
             with closing(cast("Generator[Event, None, None]", events)):
                 for event in events:
                     task.take(event)
-        except SpecllamaError as error:
-            task.error = error
+        except Exception as error:
+            task.error = error_of_request(error)
 
     @staticmethod
     def _wait(want: Want) -> FloatArray:

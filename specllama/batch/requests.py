@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any, BinaryIO, TypeAlias
 
 from specllama.base.disk import size_text
-from specllama.base.errors import PromptError, SpecllamaError, UsageError
+from specllama.base.errors import PromptError, SpecllamaError, UsageError, error_of_request
 from specllama.base.jsonable import parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import counted, decoded
@@ -126,8 +126,8 @@ class RequestReader:
                         f"the id {shown(asked.id)} is already that of line {line_of[asked.id]}",
                         hint="give every request its own id; without one, the number of its line is the id",
                     )
-            except SpecllamaError as error:
-                yield BadLine(n_line, error, _digest(data))
+            except Exception as error:
+                yield BadLine(n_line, error_of_request(error), _digest(data))
             else:
                 line_of[asked.id] = n_line
                 yield asked

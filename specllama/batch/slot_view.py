@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from specllama.base.clock import perf_counter
+from specllama.base.errors import BackendError, error_of_request
 from specllama.core.arrays import FloatArray
 from specllama.core.kept_prefix import require_room
 from specllama.core.types import Cancel, Part, SlotModel
@@ -78,14 +80,12 @@ class SlotView:
         n_read = self.slots.length(self.slot)
         del self._unread[max(length - n_read, 0) :]
         if length < n_read:
-            start_s = perf_counter()
-            self.slots.truncate(self.slot, length)
-            self._count(perf_counter() - start_s)
+            with self._changing():
+                self.slots.truncate(self.slot, length)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        start_s = perf_counter()
-        self.slots.keep(self.slot, length, path)
-        self._count(perf_counter() - start_s)
+        with self._changing():
+            self.slots.keep(self.slot, length, path)
 
     def watch(self, cancel: Cancel | None) -> None:
         """The pool watches for all slots."""
@@ -93,6 +93,16 @@ class SlotView:
     def close(self) -> None:
         """The pool closes the model."""
 
-    def _count(self, seconds: float) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The time of a change of the KV. One that fails unexpectedly may have emptied the slots of others."""
+        start_s = perf_counter()
+        try:
+            yield
+        except Exception as error:
+            if (known := error_of_request(error)) is error:
+                raise
+            raise BackendError(str(known), hint=known.hint) from error
+        seconds = perf_counter() - start_s
         self.busy_s += seconds
         self.kv_s += seconds

@@ -11,7 +11,7 @@ from contextlib import suppress
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-from specllama.base.errors import SpecllamaError, UsageError
+from specllama.base.errors import SpecllamaError, UsageError, error_of_request
 from specllama.cli.codes import FAILED, USAGE
 from specllama.cli.screen.output import say_error, stream_of
 
@@ -61,10 +61,7 @@ def told(error: Exception) -> SpecllamaError:
     elif isinstance(error, MemoryError):
         known = SpecllamaError("there is not enough memory", hint="close other programs, or use smaller models")
     else:
-        known = SpecllamaError(
-            f"internal error: {type(error).__name__}: {error}",
-            hint="please report it with the output of SPECLLAMA_DEBUG=1",
-        )
+        return error_of_request(error)
     known.__cause__ = error
     return known
 

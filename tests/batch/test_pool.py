@@ -10,12 +10,20 @@ from threading import Thread
 import pytest
 from greenlet import getcurrent, greenlet
 
-from specllama.base.errors import BackendError, Interrupted, ModelBusy, NumericsError, PromptError, UsageError
+from specllama.base.errors import (
+    BackendError,
+    Interrupted,
+    ModelBusy,
+    NumericsError,
+    PromptError,
+    SpecllamaError,
+    UsageError,
+)
 from specllama.batch.pool import FEW, SLICE, Pool, planned
 from specllama.batch.request import Done, Request
 from specllama.batch.slot_view import SlotView, Want
 from specllama.core.sampling import RandomChooser
-from specllama.core.types import Cancel
+from specllama.core.types import Cancel, Part
 from specllama.drafters.model import ModelDrafter
 from tests.exact.harness import GREEDY, N_VOCAB, Certain, agreeing, plain_greedy
 from tests.exact.reference import Answer, History
@@ -126,24 +134,28 @@ def failing(i: int, kind: str) -> Request:
     if kind == "prompt":
         return greedy(i, tokens=(1,) * 99)
     if kind == "stopper":
-        return greedy(i, stopper=Broken())
+        return greedy(i, stopper=Broken(BackendError("a stopper that fails")))
+    if kind == "bug":
+        return greedy(i, stopper=Broken(TypeError("a bug")))
     return greedy(i, max_tokens=60)  # runs into NaN, see below
 
 
 class Broken:
     """A stopper that fails with the third token."""
 
-    n_seen = 0
+    def __init__(self, error: Exception) -> None:
+        self.error, self.n_seen = error, 0
 
     def push(self, token: int) -> bool:
         self.n_seen += 1
         if self.n_seen == 3:
-            raise BackendError("a stopper that fails")
+            raise self.error
         return False
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("prompt", PromptError), ("stopper", BackendError), ("numbers", NumericsError)]
+    ("kind", "error"),
+    [("prompt", PromptError), ("stopper", BackendError), ("numbers", NumericsError), ("bug", SpecllamaError)],
 )
 def test_an_error_of_one_request_ends_that_request_only(kind: str, error: type[Exception]) -> None:
     """One bad line of a thousand that ends them all."""
@@ -154,6 +166,29 @@ def test_an_error_of_one_request_ends_that_request_only(kind: str, error: type[E
     assert ends[2].reason is None
     assert {i: (ends[i].tokens, ends[i].reason) for i in ends if i != 2} == {i: alone(i) for i in range(6) if i != 2}
     assert (pool.stats.n_requests, pool.stats.n_failed) == (6, 1)
+
+
+def test_without_memory_the_pool_ends() -> None:
+    """Prevents: one error a line for a machine without memory."""
+    pool = made(3)[0]
+    with pytest.raises(MemoryError):
+        list(pool.run([greedy(0), greedy(1, stopper=Broken(MemoryError()))]))
+    assert_works(pool)
+
+
+@pytest.mark.parametrize("call", ["truncate", "keep"])
+def test_a_change_of_the_kv_that_fails_is_no_error_of_one_request(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a line that counts as answered, though the slots of others may be empty."""
+    slots = FakeSlots(TARGET, N_VOCAB, 1)
+    slots.run([Part(0, (1, 2), 1)])
+
+    def fails(*_: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(FakeSlots, call, fails)
+    view = SlotView(slots, 0, lambda want: pytest.fail("no pass"))
+    with pytest.raises(BackendError):
+        view.truncate(1) if call == "truncate" else view.keep(1, [])
 
 
 def test_a_failed_pass_ends_those_in_it_and_the_next_requests_go_on() -> None:

@@ -144,6 +144,24 @@ def test_a_bad_line_is_an_error_and_the_next_one_a_request(line: bytes) -> None:
     assert (bad.n_line, good.n_line, isinstance(good, Asked)) == (1, 2, True)
 
 
+def test_an_unexpected_error_of_one_line_is_that_of_this_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a bug in the check of one format that ends a night's work."""
+    lines = b'{"prompt": "a", "regex": "a"}\n"b"'
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(requests, "_known_format", fails)
+    error: Exception = TypeError("a bug")
+    bad, good = read(lines)
+    assert isinstance(bad, BadLine)
+    assert isinstance(good, Asked)
+    assert bad.error.__cause__ is error
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        read(lines)
+
+
 def test_a_request_names_no_file() -> None:
     """Prevents: a file of prompts from a stranger that reads other files of this machine."""
     (found,) = read(b'{"prompt": "a", "json_schema": "/etc/hostname"}')

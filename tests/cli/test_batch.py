@@ -7,13 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specllama.batch.request import Done, Request
+from specllama.batch.requests import Asked
+from specllama.chat.conversation import Message
 from specllama.chat.settings import Settings
-from specllama.cli.batch import command
+from specllama.cli.batch import command, source
 from specllama.cli.batch.source import SPARE
 from specllama.core.noise import SeedMode
 from specllama.core.sampling import SamplingParams
@@ -355,3 +361,25 @@ def test_killed_at_any_moment_a_batch_goes_on_to_the_same_answers(talker: Pair, 
     found = [(each["line"], each["tokens"]) for each in lines_of(tmp_path / "a.jsonl")[1:]]
     assert len(found) == 250
     assert dict(found) == expected
+
+
+def test_an_unexpected_error_of_one_request_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: one line that ends a batch while its prompt or its constraint is made."""
+    vocab, error = SimpleNamespace(size=9), LookupError("a bug")
+    asked = [Asked(i, i, (Message("user", text),), False, Settings(), "") for i, text in enumerate(("a", "b", "c"), 1)]
+
+    def tokens(messages: Sequence[Message]) -> list[int]:
+        if messages[0].content == "b":
+            raise error
+        return [1]
+
+    def constraint(form: object, vocab: object) -> None:
+        if next(n_made) == 1:
+            raise error
+
+    n_made = count()
+    monkeypatch.setattr(source, "constraint_of", constraint)
+    found = source.prompts(asked, vocab, SimpleNamespace(tokens=tokens))  # type: ignore[arg-type]
+    made = list(source.pool_requests(found, vocab))  # type: ignore[arg-type]
+    assert [isinstance(each, Request) for each in made] == [True, False, False]
+    assert all(isinstance(each, Done) and each.error and each.error.__cause__ is error for each in made[1:])

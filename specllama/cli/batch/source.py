@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from specllama.base.disk import meant
-from specllama.base.errors import SpecllamaError, UsageError
+from specllama.base.errors import SpecllamaError, UsageError, error_of_request
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import ENDINGS, INPUT_FORMATS, Asked, BadLine, RequestReader
 from specllama.chat.conversation import Conversation, Message, raw_tokens
@@ -69,8 +69,8 @@ def prompts(requests: Iterable[Asked | BadLine], vocab: Vocabulary, conversation
                 raise each.error
             require_known(each.settings.params.logit_bias, vocab.size)
             yield each, raw_tokens(vocab, each.messages[0].content) if each.raw else conversation.tokens(each.messages)
-        except SpecllamaError as error:
-            yield each, error
+        except Exception as error:
+            yield each, error_of_request(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,15 @@ class Survey:
             n_requests += 1
             if isinstance(each, BadLine):
                 continue
-            with suppress(SpecllamaError):  # of this request alone
+            try:
                 n_prompt = sum(count(message.content) for message in each.messages)
                 n_prompt += SPARE if each.raw else around(tuple(message.role for message in each.messages))
                 if n_prompt <= most:
                     n = each.settings.n_predict
                     needed = n_prompt + n if n > 0 else max(n_prompt + 1, usual)
                     longest = max(longest, (min(needed, most), -each.n_line))
+            except Exception as error:  # `prompts` has it again
+                error_of_request(error)
         return cls(n_requests, longest[0], -longest[1])
 
 
@@ -128,12 +130,15 @@ def pool_requests(found: Iterable[ReadPrompt], vocab: Vocabulary) -> Iterator[Re
             continue
         own = each.settings
         seed = secrets.randbits(32) if own.seed < 0 else own.seed
-        yield Request(
-            Put(each, seed),
-            tokens,
-            own.params,
-            own.seed_mode.chooser(seed),
-            max_tokens=own.n_predict,
-            stopper=StopWatch(own.stops, vocab.piece) if own.stops else None,
-            constraint=constraint_of(own.format, vocab),
-        )
+        try:
+            yield Request(
+                Put(each, seed),
+                tokens,
+                own.params,
+                own.seed_mode.chooser(seed),
+                max_tokens=own.n_predict,
+                stopper=StopWatch(own.stops, vocab.piece) if own.stops else None,
+                constraint=constraint_of(own.format, vocab),
+            )
+        except Exception as error:
+            yield Done(Put(each), error=error_of_request(error))
