@@ -265,7 +265,6 @@ class FakeSlots:
     passes: list[tuple[Part, ...]] = field(default_factory=list)
     shared: History = ()
     watched: Cancel | None = None
-    busy_s: float = 0.0
     slots: list[FakeModel] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -41,4 +41,4 @@ async def in_thread(source: Generator[T, None, None], cancel: Callable[[], None]
         if not worker.done():
             cancel()
             await asyncio.wait([worker])
-            worker.exception()  # the reader has left: nobody hears of it
+            worker.exception()  # the reader has left: the error has no reader

@@ -8,12 +8,11 @@ import numpy as np
 
 from specllama.base.errors import BackendError, ContextFull
 from specllama.core.arrays import FloatArray
-from specllama.core.optional import clock_of
-from specllama.core.types import Cancel, Growing, LoadedModel, Part
+from specllama.core.types import Cancel, Growing, LoadedModel, Part, Resuming, resume_at
 
 
 class OneSlot:
-    """Implements `types.SlotModel` on the KV of `model`, which it empties and does not close."""
+    """Implements `types.SlotModel` and `types.Resuming` on the KV of `model`, which it empties and does not close."""
 
     n_slots = 1
 
@@ -22,12 +21,7 @@ class OneSlot:
         self.vocab_size, self.caps = model.vocab_size, model.caps
         self.n_ctx, self.max_rows = min(n_ctx, model.n_ctx), max_rows
         self.end_tokens = model.end_tokens
-        self._clock = clock_of((model,))
         model.truncate(0)
-
-    @property
-    def busy_s(self) -> float:
-        return self._clock()
 
     def length(self, slot: int) -> int:
         return self.model.length
@@ -56,6 +50,13 @@ class OneSlot:
     def truncate(self, slot: int, length: int) -> None:
         self.model.truncate(length)
 
+    def resume_at(self, length: int) -> int:
+        return resume_at(self.model, length)
+
+    def expect_return(self, tokens: Sequence[int]) -> None:
+        if isinstance(self.model, Resuming):
+            self.model.expect_return(tokens)
+
     def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
         self.model.keep(length, path)
 
@@ -66,4 +67,5 @@ class OneSlot:
         self.model.watch(cancel)
 
     def close(self) -> None:
-        """Nothing: the owner of the model closes it."""
+        """Empty the KV: a record of it, made before, then has another length. The owner of the model closes it."""
+        self.model.truncate(0)

@@ -76,7 +76,9 @@ def open_pool(
                     raise
                 n_slots = n_slots - 1 if isinstance(error, MemoryShort) else 1
         pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
-        needs = [each.plan.need for each in (target, draft) if each and not isinstance(each, OneSlot)]
+        owners = ((target, models.target), (draft, models.loaded_draft))
+        plans = [model.plan if isinstance(each, OneSlot) else each.plan for each, model in owners if each and model]
+        needs = [plan.need for plan in plans]
         pool.stats.kv_bytes, pool.stats.compute_bytes = sum(n.kv for n in needs), sum(n.compute for n in needs)
         yield pool
 
@@ -86,17 +88,19 @@ def _slots(
 ) -> tuple[LlamaSlots | OneSlot, LlamaSlots | OneSlot | None]:
     """The KVs of target and draft; those of the models themselves for recurrent ones. Raises as `LlamaSlots`."""
 
-    def opened(model: LlamaModel) -> LlamaSlots | OneSlot:
-        length = min(n_ctx, model.header.n_ctx_train or n_ctx)
+    def opened(model: LlamaModel, length: int) -> LlamaSlots | OneSlot:
         rows = max(MAX_ROWS, model.caps.max_block)
         leaves = model.caps.max_leaves
         if n_slots == 1 and has_states(model.header):
-            return OneSlot(model, n_ctx=length, max_rows=rows)
+            slot = OneSlot(model, n_ctx=length, max_rows=rows)
+            stack.callback(slot.close)
+            return slot
         return stack.enter_context(LlamaSlots(model, n_slots=n_slots, n_ctx=length, max_rows=rows, n_leaves=leaves))
 
     with ExitStack() as stack:
-        target = opened(models.target)
-        draft = None if models.loaded_draft is None else opened(models.loaded_draft)
+        target, draft = opened(models.target, n_ctx), None
+        if (model := models.loaded_draft) is not None:
+            draft = opened(model, min(n_ctx, model.header.n_ctx_train or n_ctx))
         owner.push(stack.pop_all())
     return target, draft
 

@@ -166,6 +166,11 @@ class Pool:
             if model is not None:
                 model.watch(self.cancel)
 
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of a request, prompt and answer."""
+        return self._target.n_ctx
+
     def run(self, requests: Iterable[Request | Done], *, in_order: bool = False) -> Iterator[Done]:
         """The ends of all requests, as they come or in the order of the requests.
 

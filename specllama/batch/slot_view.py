@@ -10,7 +10,7 @@ from specllama.base.clock import perf_counter
 from specllama.base.errors import BackendError, error_of_request
 from specllama.core.arrays import FloatArray
 from specllama.core.kept_prefix import require_room
-from specllama.core.types import Cancel, Part, SlotModel
+from specllama.core.types import Cancel, Part, Resuming, SlotModel
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +39,9 @@ class Want:
 
 
 class SlotView:
-    """Implements `types.LanguageModel` and `types.Growing`; `wait` has a want computed in a pass for many requests.
+    """Implements `types.LanguageModel`, `Growing` and `Resuming`.
 
+    `wait` has a want computed in a pass for many requests.
     Tokens of `feed` are read with the next `eval`, which takes one pass instead of two if they are few.
     """
 
@@ -48,6 +49,7 @@ class SlotView:
         self.slots, self.slot, self._wait = slots, slot, wait
         self.vocab_size, self.n_ctx, self.end_tokens = slots.vocab_size, slots.n_ctx, slots.end_tokens
         self.caps = replace(slots.caps, max_block=min(slots.caps.max_block, slots.max_rows))
+        self._resuming = slots if isinstance(slots, Resuming) else None
         self._unread: list[int] = []
         self.busy_s = 0.0  # in calls: in passes, and waiting for them
         self.kv_s = 0.0  # in `truncate` and `keep`
@@ -82,6 +84,13 @@ class SlotView:
         if length < n_read:
             with self._changing():
                 self.slots.truncate(self.slot, length)
+
+    def resume_at(self, length: int) -> int:
+        return length if self._resuming is None else self._resuming.resume_at(length)
+
+    def expect_return(self, tokens: Sequence[int]) -> None:
+        if self._resuming is not None:
+            self._resuming.expect_return([*self._unread, *tokens])
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         with self._changing():

@@ -287,10 +287,6 @@ class SlotModel(Protocol):
     def end_tokens(self) -> frozenset[int]:
         """Every token that ends an answer."""
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls."""
-
     def length(self, slot: int) -> int:
         """Tokens now in the slot, the shared ones included."""
 

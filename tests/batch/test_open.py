@@ -208,6 +208,19 @@ def test_recurrent_models_are_refused_with_a_way_out(tmp_path: Path) -> None:
         assert error.value.hint
 
 
+def test_the_context_is_the_one_asked_for(tmp_path: Path) -> None:
+    """Prevents: requests that end at the trained length, silently and unlike those of `run`."""
+    path = tiny.write_model(tmp_path / "short.gguf", vocabulary=tiny.byte_level(), n_ctx=128)
+    hardware = Hardware(n_ctx=256, n_threads=1)
+    ask = Ask(names=Names(target=str(path)), drafting=Drafting(spec_type="none"), hardware=hardware)
+    setup = prepare(choose(ask, Listener()), Listener())
+    with (
+        load_models(setup, Listener(), Cancel()) as models,
+        open_pool(models, setup, ask.drafting, n_ctx=256, n_slots=2) as pool,
+    ):
+        assert pool.n_ctx == models.target.n_ctx == 256
+
+
 @pytest.mark.slow
 def test_five_hundred_requests_take_no_more_memory(pair: tuple[Models, Setup]) -> None:
     """Prevents: cells, rows or contexts that stay for every request."""

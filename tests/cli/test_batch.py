@@ -193,6 +193,22 @@ def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, sho
     assert needed <= record["n_ctx"] <= needed + SPARE
 
 
+def test_a_recurrent_model_holds_the_longest_request_as_well(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: requests of a recurrent model that end at its usual context, though the report tells a longer one."""
+    vocabulary = tiny.byte_level()
+    model = tiny.write_model(tmp_path / "m.gguf", arch="mamba", vocabulary=vocabulary, n_ctx=6000)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "x" * 4500, "raw": True}))
+    ends = forbidden(*(tiny.token_id(vocabulary, text) for text in ("<|im_end|>", "<|endoftext|>")))
+    args = ["batch", "-m", str(model), "--spec-type", "none", "p.jsonl", "-n", "4", "--json", "-q", *ends]
+    result = specllama(*args, "-o", "a.jsonl")
+    assert result.code == 0
+    answer, record = lines_of(Path("a.jsonl"))[1], json.loads(result.out)
+    needed = answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] + 4
+    assert (len(answer["tokens"]), needed > 4096) == (4, True)
+    assert needed <= record["n_ctx"] <= needed + SPARE
+    assert record["stats"]["kv_bytes"] > 0
+
+
 def test_what_a_stranger_wrote_reaches_the_terminal_as_plain_text(specllama: Run, talker: Pair, tmp_path: Path) -> None:
     """Prevents: a prompt that moves the cursor, or hides what an error says."""
     (tmp_path / "p.jsonl").write_text(
@@ -262,7 +278,7 @@ def test_a_pass_that_fails_is_no_error_of_a_request(
 
     class Failing:
         def __init__(self, pool: Any) -> None:
-            self.stats = pool.stats
+            self.stats, self.n_ctx = pool.stats, pool.n_ctx
 
         def run(self, asked: Any, **_options: Any) -> Any:
             for each in asked:

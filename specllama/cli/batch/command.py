@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
@@ -44,6 +44,7 @@ from specllama.cli.tuned import measured, say_profile
 from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, PieceOf
 from specllama.llama import build_info
+from specllama.llama.header import has_states
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.vocab import Vocabulary
 from specllama.pairs import setup as pair_setup
@@ -129,6 +130,8 @@ def batch(
             return
         if hardware.ctx_size is None:
             n_ctx = max(survey.n_ctx, MIN_CTX)
+            if has_states(setup.target.header):  # its own KV is that of the requests
+                setup = replace(setup, target_options=replace(setup.target_options, n_ctx=n_ctx))
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
     cancel, tally = Cancel(), BatchTally(None if survey is None else survey.n_requests)
@@ -143,7 +146,7 @@ def batch(
             loaded, setup, ask.drafting, n_ctx=n_ctx, n_slots=n_slots, n_requests=tally.total, cancel=cancel
         )
         pool = stack.enter_context(opened)
-        at_once = f"{counted(pool.stats.n_slots, 'request')} at once, {counted(n_ctx, 'token')} of context each"
+        at_once = f"{counted(pool.stats.n_slots, 'request')} at once, {counted(pool.n_ctx, 'token')} of context each"
         out.note(at_once + (f" (line {survey.n_line} is the longest)" if survey and survey.n_line else ""))
         if caveat := caveat_of(settings, KernelPath.of(loaded.target.plan)):
             out.note(f"note: {caveat}")
@@ -167,7 +170,12 @@ def batch(
         for line in report_lines(tally, pool.stats):
             out.note(line)
         if answers.json:
-            figures = {**tally.to_json(), "parallel": pool.stats.n_slots, "n_ctx": n_ctx, "stats": pool.stats.to_json()}
+            figures = {
+                **tally.to_json(),
+                "parallel": pool.stats.n_slots,
+                "n_ctx": pool.n_ctx,
+                "stats": pool.stats.to_json(),
+            }
             out.data({**header, "event": "report", **figures})
     _end(kept.n_errors + tally.n_errors)
 
