@@ -35,6 +35,11 @@ def parsed(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def not_json(error: json.JSONDecodeError) -> str:
+    """What is wrong in a line that should be JSON."""
+    return f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+
+
 def to_plain(value: Any) -> Any:
     """A dataclass, or a value of a field, as dicts, lists, text and numbers."""
     if is_dataclass(value):

@@ -6,6 +6,7 @@ import codecs
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from specllama.base.disk import size_text
 from specllama.base.errors import PromptError, SpecllamaError, UsageError, error_of_request
-from specllama.base.jsonable import parsed, shown
+from specllama.base.jsonable import not_json, parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import counted, decoded
 from specllama.chat.conversation import Message
@@ -25,11 +26,12 @@ from specllama.chat.settings import MAX_SEED, OTHER_NAMES, SETTINGS, Settings
 JSONL, TEXT, CSV = "jsonl", "text", "csv"
 INPUT_FORMATS = (JSONL, TEXT, CSV)
 ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".txt": TEXT, ".csv": CSV}
-MOST_BYTES = 16 << 20  # of one line: millions of tokens, more than any context holds
+MOST_BYTES = 16 << 20  # of a line or row: millions of tokens, more than any context holds
 
 RequestId: TypeAlias = str | int
 Value: TypeAlias = tuple[int, bytes, object]  # the number of a line, its bytes, and what it says, or an error
 
+_AFTER_CR = re.compile(rb"(?<=\r)(?=[^\n])")
 _FIELDS = ("id", "prompt", "messages", "system", "raw", "params")
 _FORMATS = tuple(kind.replace("-", "_") for kind in KINDS)
 # The keywords of the Python API; other names of these settings work as well.
@@ -139,35 +141,46 @@ class RequestReader:
         return _texts(lines) if self.kind == TEXT else _objects(lines)
 
     def _rows(self, lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[Value]:
-        """The rows of a table as objects. An error in a row does not keep the next ones from being read."""
-        csv.field_size_limit(MOST_BYTES)
-        waiting: list[bytes] = []  # the lines of the next row
+        """The rows of a table as objects; lines end with LF, CRLF or CR.
 
-        def texts() -> Iterator[str]:
-            for _, line in lines:
-                waiting.append(line)
-                yield line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+        After a row with an error, reading goes on with the next line. A quote that is not closed takes the lines up to
+        the next quote, the end or MOST_BYTES into its row.
+        """
+        csv.field_size_limit(3 * MOST_BYTES)  # more than a row can have
+        ends = (piece for _, line in lines for piece in ([line] if len(line) > MOST_BYTES else _AFTER_CR.split(line)))
+        waiting = bytearray()  # the lines of the next row
 
-        table, header = csv.reader(texts(), strict=True), list[str]()
+        def text() -> str:
+            """The next line. An error here does not end the iterator, as it would end a generator."""
+            if len(waiting) > MOST_BYTES:
+                raise csv.Error(f"a quote is not closed within {size_text(MOST_BYTES)}")
+            line = next(ends, b"")
+            waiting.extend(line)
+            return line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+
+        table, header = csv.reader(iter(text, ""), strict=True), list[str]()
         while True:
             first = table.line_num + 1
             waiting.clear()
+            cells, wrong = list[str](), ""
             try:
                 cells = next(table)
             except StopIteration:
                 return
             except csv.Error as error:
-                if not header:
-                    raise UsageError(f"the first line of {name} is not CSV: {error}") from None
-                yield first, b"".join(waiting), PromptError(f"not CSV: {error}")
+                wrong = "a quote is not closed" if str(error) == "unexpected end of data" else str(error)
+            data, last = bytes(waiting), table.line_num
+            if len(data) > MOST_BYTES and (last == first or not wrong):
+                wrong = str(_too_long())
+            if wrong and not header:
+                raise UsageError(f"the first line of {name} is not CSV: {wrong}")
+            if wrong:
+                what = "not CSV" if last == first else f"lines {first} to {last} are no row of CSV"
+                yield first, data, PromptError(f"{what}: {wrong}")
+            elif not cells:  # an empty line
                 continue
-            data = b"".join(waiting)
-            if not cells:  # an empty line
-                continue
-            if not header:
+            elif not header:
                 header = self._header(cells, name)
-            elif any(len(line) > MOST_BYTES for line in waiting):
-                yield first, data, _too_long()
             elif len(cells) != len(header):
                 found = counted(len(cells), "cell")
                 yield first, data, PromptError(f"{found}, expected {len(header)} as in the first line")
@@ -197,6 +210,11 @@ class RequestReader:
         params = row.pop("params", {}) if self.kind == JSONL else {}
         if not isinstance(params, dict):
             raise PromptError(f"params is {shown(params)}, expected an object")
+        if misplaced := next((name for name in _FIELDS if name in params), None):
+            raise UsageError(
+                f"params has the field {misplaced}, expected settings", hint=f"write {misplaced} beside params"
+            )
+        inner = frozenset(params)
         if self.template is not None:
             row = {**row, "prompt": self.template.filled(row)}
             row.pop("messages", None)
@@ -216,7 +234,9 @@ class RequestReader:
         if own.seed >= 0:
             own = replace(own, seed=(own.seed + n_line - 1) % (MAX_SEED + 1))
         key = json.dumps([[(each.role, each.content) for each in messages], raw, params], sort_keys=True, default=str)
-        return Asked(n_line, _id(asked.get("id", n_line)), messages, raw, _changed(own, params), _digest(key.encode()))
+        return Asked(
+            n_line, _id(asked.get("id", n_line)), messages, raw, _changed(own, params, inner), _digest(key.encode())
+        )
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
@@ -251,7 +271,7 @@ def _objects(lines: Iterable[tuple[int, bytes]]) -> Iterator[Value]:
             try:
                 value = parsed(text)
             except json.JSONDecodeError as error:
-                value = PromptError(f"not JSON: {error.msg} at column {error.colno}")
+                value = PromptError(not_json(error))
             except ValueError:  # nested too deeply; a number with more digits than Python reads
                 value = PromptError("not JSON that can be read")
         yield n_line, data, value
@@ -297,8 +317,8 @@ def _messages(asked: Mapping[str, object]) -> tuple[Message, ...]:
     return (*system, *(Message(each["role"], each["content"]) for each in listed))
 
 
-def _changed(settings: Settings, params: Mapping[str, object]) -> Settings:
-    """`settings` with the settings of a request, checked as the options are. Raises UsageError."""
+def _changed(settings: Settings, params: Mapping[str, object], inner: frozenset[str]) -> Settings:
+    """`settings` with those of a request, checked as the options are. Raises UsageError. `inner`: names in `params`."""
     given = {name: value for name, value in params.items() if value is not None}
     forms = {name: given.pop(name) for name in _FORMATS if name in given}
     if forms:
@@ -310,9 +330,10 @@ def _changed(settings: Settings, params: Mapping[str, object]) -> Settings:
         plain = name.replace("_", "-")
         known = OTHER_NAMES.get(plain, plain)
         if known not in _SETTING_OF.values():
-            near = get_close_matches(name, [*_FIELDS, *_PARAMS], 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join([*_FIELDS, *_PARAMS])}"
-            raise UsageError(f"unknown field {name}", hint=hint)
+            names = _PARAMS if name in inner else (*_FIELDS, *_PARAMS)
+            near = get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+            raise UsageError(f"unknown {'setting' if name in inner else 'field'} {name}", hint=hint)
         if known == "stop" and isinstance(value, str):  # JSON has its own escape sequences
             value = [value]
         settings = SETTINGS[known].put(settings, SETTINGS[known].check(name, value))

@@ -98,7 +98,7 @@ def load(path: Path) -> Saved:
             f"{path} cannot be read: {error.strerror}", hint="" if os.path.exists(path) else "is the name right?"
         ) from None
     except json.JSONDecodeError as error:
-        reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        reason = f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at')}"
     except (ValueError, UsageError, ReportError) as error:
         reason = str(error)
     raise ConversationError(f"{path} is damaged or not a saved chat: {reason}", hint=_EXPECTED)

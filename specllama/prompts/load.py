@@ -11,7 +11,7 @@ from typing import Any
 
 from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
-from specllama.base.jsonable import parsed, shown
+from specllama.base.jsonable import not_json, parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import decoded
 
@@ -135,7 +135,7 @@ def _prompt(line: str, n_line: int) -> BenchPrompt:
     try:
         data = parsed(line)
     except json.JSONDecodeError as error:
-        raise _BadLine(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise _BadLine(not_json(error)) from None
     except ValueError:  # nested too deeply; a number with more digits than Python reads
         raise _BadLine("not JSON that can be read") from None
     if not isinstance(data, dict):

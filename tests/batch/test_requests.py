@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specllama.base.errors import UsageError
+from specllama.base.errors import SpecllamaError, UsageError
 from specllama.batch import requests
 from specllama.batch.requests import CSV, JSONL, TEXT, Asked, BadLine, RequestReader, RowTemplate
 from specllama.chat.format import AnswerFormat
@@ -38,6 +38,10 @@ def prompts(found: list[Asked | BadLine]) -> list[tuple[int, object, str]]:
         else (each.n_line, None, type(each.error).__name__)
         for each in found
     ]
+
+
+def errors(found: list[Asked | BadLine]) -> list[SpecllamaError]:
+    return [each.error for each in found if isinstance(each, BadLine)]
 
 
 def test_a_line_is_a_text_or_an_object_and_empty_lines_count() -> None:
@@ -249,6 +253,50 @@ def test_lines_that_are_too_long_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
         (4, 4, "b"),
     ]
     assert prompts(read(b"prompt\n" + b"x" * 35 + b"\na\n", CSV)) == [(2, None, "PromptError"), (3, 3, "a")]
+
+
+def test_a_quote_that_is_not_closed_names_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: the rest of a table lost in one error that names one line; all of it in memory."""
+    data = b'prompt\na\n"b\nc\nd\n'
+    found = read(data, CSV)
+    assert prompts(found) == [(2, 2, "a"), (3, None, "PromptError")]
+    assert "3 to 5" in str(errors(found)[0])
+    with pytest.raises(UsageError):
+        read(b'"prompt\na\n', CSV)
+    monkeypatch.setattr(requests, "MOST_BYTES", 10)
+    data = b'prompt\n"b\n' + b"c\n" * 5 + b'd\n"e,\nf"\n'
+    found = read(data, CSV)
+    assert prompts(found) == [(2, None, "PromptError"), (7, 7, "c"), (8, 8, "d"), (9, 9, "e,\nf")]
+    assert "2 to 6" in str(errors(found)[0])
+
+
+def test_lines_of_a_table_may_end_with_cr() -> None:
+    """Prevents: a table of an old spreadsheet that is refused with advice for programmers."""
+    assert prompts(read(b'id,prompt\rx,a\ry,"b\rc"\r', CSV)) == [(2, "x", "a"), (3, "y", "b\rc")]
+    assert prompts(read(b"prompt\r\na\rb\r\nc\n", CSV)) == [(2, 2, "a"), (3, 3, "b"), (4, 4, "c")]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (b'{"prompt": "a", "params": {"prompt": "b"}}', "beside params"),
+        (b'{"prompt": "a", "params": {"prompts": "b"}}', "temperature"),
+        (b'{"prompt": "a", "params": {"temprature": 1}}', "temperature"),
+        (b'{"prompts": "a", "prompt": "b"}', "prompt?"),
+    ],
+)
+def test_hints_name_fields_that_may_stand_there(line: bytes, hint: str) -> None:
+    """Prevents: "unknown field prompt, did you mean prompt?"."""
+    (error,) = errors(read(line))
+    assert isinstance(error, UsageError)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("line", [b'"a\tb"', b'"a'])
+def test_a_place_in_json_is_named_once(line: bytes) -> None:
+    """Prevents: "at at column 3"."""
+    (error,) = errors(read(line))
+    assert str(error).split().count("at") == 1
 
 
 def test_a_long_file_takes_the_memory_of_its_ids() -> None:

@@ -85,7 +85,8 @@ def batch(
 
     A JSON line is a text, or an object with prompt or messages, and id, system, raw and settings as in the Python API:
     temperature, seed, max_tokens, stop, json_schema and so on. A line that is no request gives an error in the answers
-    and exit code 1; the others are answered. Ctrl-C keeps the finished answers, and --resume goes on after any end.
+    and exit code 1; the others are answered, except rows of CSV after a quote that is not closed. Ctrl-C keeps the
+    finished answers, and --resume goes on after any end.
     """
     out = open_output(color=answers.color, format="jsonl", quiet=answers.quiet, verbose=answers.verbose)
     llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
