@@ -28,17 +28,17 @@ class Kept:
     """What a file of answers holds."""
 
     header: Mapping[str, Any] = field(default_factory=dict)  # empty for a new file
-    done: dict[RequestId, str] = field(default_factory=dict)  # id -> digest, of answers and of requests that failed
-    bad: set[tuple[int, str]] = field(default_factory=set)  # number and digest of lines that were no requests
+    done: dict[RequestId, str] = field(default_factory=dict)  # id -> digest, of answers
+    failed: set[tuple[RequestId, str]] = field(default_factory=set)  # id, else number of the line, and digest of errors
     n_errors: int = 0
     n_bytes: int = 0  # of whole lines; a line that was cut follows
     ends: bool = True  # the last line has its end
 
     def waits(self, each: Asked | BadLine) -> bool:
         """False if the file has the answer or the error. Raises UsageError if its id is that of another request."""
-        if isinstance(each, BadLine):
-            return (each.n_line, each.digest) not in self.bad
-        digest = self.done.get(each.id)
+        if (each.n_line if each.id is None else each.id, each.digest) in self.failed:
+            return False
+        digest = None if each.id is None else self.done.get(each.id)
         if digest not in (None, each.digest):
             raise UsageError(
                 f"line {each.n_line} is another request than the one that was answered as {shown(each.id)}",
@@ -88,8 +88,8 @@ def _take(found: Kept, entry: Mapping[str, Any]) -> None:
     if event not in (ANSWER, ERROR):
         raise ValueError(event)
     found.n_errors += event == ERROR
-    if event == ERROR and entry["id"] is None:
-        found.bad.add((entry["line"], entry["request"]))
+    if event == ERROR:
+        found.failed.add((entry["line"] if entry["id"] is None else entry["id"], entry["request"]))
     else:
         found.done[entry["id"]] = entry["request"]
 

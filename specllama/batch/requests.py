@@ -33,6 +33,7 @@ Value: TypeAlias = tuple[int, bytes, object]  # the number of a line, its bytes,
 
 _AFTER_CR = re.compile(rb"(?<=\r)(?=[^\n])")
 _FIELDS = ("id", "prompt", "messages", "system", "raw", "params")
+_TEXT_FIELDS = ("text", "prompt")  # of a line that is a text, for a template
 _FORMATS = tuple(kind.replace("-", "_") for kind in KINDS)
 # The keywords of the Python API; other names of these settings work as well.
 _PARAMS = (
@@ -61,6 +62,7 @@ class BadLine:
     n_line: int
     error: SpecllamaError
     digest: str  # of its bytes
+    id: RequestId | None = None  # as `Asked.id`; None if the line has none that can be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +117,31 @@ class RequestReader:
     def read(self, file: BinaryIO, name: str) -> Iterator[Asked | BadLine]:
         """The requests of a file; empty lines are left out. `name`: of the file, for messages.
 
-        Raises UsageError for a table without the columns that are needed, and for a file in UTF-16.
+        Raises UsageError for a table without the columns that are needed, for a template with another field than
+        those of lines of text, and for a file in UTF-16.
         """
+        fields = self.template.fields if self.kind == TEXT and self.template is not None else ()
+        if missing := next((field for field in fields if field not in _TEXT_FIELDS), None):
+            raise UsageError(f"a line of text has no field {missing}", hint=f"it has: {', '.join(_TEXT_FIELDS)}")
         line_of: dict[RequestId, int] = {}
         for n_line, data, value in self._values(file, name):
+            own: RequestId | None = None
             try:
                 if isinstance(value, SpecllamaError):
                     raise value
-                asked = self._asked(n_line, value)
-                if asked.id in line_of:
+                row = self._row(value)
+                given = row.get("id", n_line)
+                found = n_line if given == "" and self._has_rows else _id(given)
+                if found in line_of:
                     raise UsageError(
-                        f"the id {shown(asked.id)} is already that of line {line_of[asked.id]}",
+                        f"the id {shown(found)} is already that of line {line_of[found]}",
                         hint="give every request its own id; without one, the number of its line is the id",
                     )
+                own, line_of[found] = found, n_line
+                asked = self._asked(n_line, found, row)
             except Exception as error:
-                yield BadLine(n_line, error_of_request(error), _digest(data))
+                yield BadLine(n_line, error_of_request(error), _digest(data), own)
             else:
-                line_of[asked.id] = n_line
                 yield asked
 
     def _values(self, file: BinaryIO, name: str) -> Iterator[Value]:
@@ -200,13 +210,21 @@ class RequestReader:
             raise UsageError(f"{name} has no column {missing}", hint=hint)
         return columns
 
-    def _asked(self, n_line: int, value: object) -> Asked:
-        """The request that a value says. Raises SpecllamaError."""
-        row: dict[str, object] = {"prompt": value} if isinstance(value, str) else value  # type: ignore[assignment]
-        if not isinstance(row, dict):
+    @property
+    def _has_rows(self) -> bool:
+        """True if requests are rows of data, not objects with settings."""
+        return self.template is not None or self.kind == CSV
+
+    def _row(self, value: object) -> dict[str, object]:
+        """The fields that a value has. Raises PromptError."""
+        if isinstance(value, str):
+            return dict.fromkeys(("prompt",) if self.template is None else _TEXT_FIELDS, value)
+        if not isinstance(value, dict):
             raise PromptError(f"found {shown(value)}, expected a text or an object")
-        row = {key: item for key, item in row.items() if item is not None}
-        is_row = self.template is not None or self.kind == CSV
+        return {key: item for key, item in value.items() if item is not None}
+
+    def _asked(self, n_line: int, id_: RequestId, row: dict[str, object]) -> Asked:
+        """The request that fields say. Raises SpecllamaError."""
         params = row.pop("params", {}) if self.kind == JSONL else {}
         if not isinstance(params, dict):
             raise PromptError(f"params is {shown(params)}, expected an object")
@@ -219,8 +237,8 @@ class RequestReader:
             row = {**row, "prompt": self.template.filled(row)}
             row.pop("messages", None)
         asked = {name: row.pop(name) for name in _FIELDS if name in row}
-        if is_row:
-            asked = {name: asked[name] for name in ("id", "prompt", "system") if asked.get(name, "") != ""}
+        if self._has_rows:
+            asked = {name: asked[name] for name in ("prompt", "system") if asked.get(name, "") != ""}
         else:
             params = {**row, **params}
         messages = _messages(asked)
@@ -234,9 +252,7 @@ class RequestReader:
         if own.seed >= 0:
             own = replace(own, seed=(own.seed + n_line - 1) % (MAX_SEED + 1))
         key = json.dumps([[(each.role, each.content) for each in messages], raw, params], sort_keys=True, default=str)
-        return Asked(
-            n_line, _id(asked.get("id", n_line)), messages, raw, _changed(own, params, inner), _digest(key.encode())
-        )
+        return Asked(n_line, id_, messages, raw, _changed(own, params, inner), _digest(key.encode()))
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:

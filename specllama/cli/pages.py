@@ -97,8 +97,8 @@ PAGES = {
     "draft remove": Page(("specllama draft remove qwen-q4_0", "specllama draft remove qwen-q4_0 --yes")),
     "bench": Page(
         (
-            "specllama bench --budget 3m",
-            "specllama bench -m target.gguf -md draft.gguf -o report.md",
+            "specllama bench -m target.gguf -md draft.gguf --budget 3m -o report.md",
+            "specllama bench --parallel 1,2,4,8,16 -o parallel.md",
             "specllama bench compare before.json after.json",
         ),
         (*_PAIR, "--budget", "--output"),

@@ -72,7 +72,7 @@ def test_a_file_that_was_cut_anywhere_loses_no_whole_line(tmp_path: Path, monkey
         assert lines[:-2] == WHOLE.split(b"\n")[: len(lines) - 2]
         n_whole = WHOLE[:n].count(b"\n") + (WHOLE[n : n + 1] == b"\n")
         assert len(lines) - 2 == n_whole
-        assert len(kept.done) + len(kept.bad) == max(n_whole - 1, 0)
+        assert len(kept.done) + len(kept.failed) == max(n_whole - 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def prompts(found: list[Asked | BadLine]) -> list[tuple[int, object, str]]:
     return [
         (each.n_line, each.id, each.messages[-1].content)
         if isinstance(each, Asked)
-        else (each.n_line, None, type(each.error).__name__)
+        else (each.n_line, each.id, type(each.error).__name__)
         for each in found
     ]
 
@@ -196,10 +196,24 @@ def test_a_template_makes_prompts_of_rows() -> None:
     assert prompts(found) == [(2, "x", "Translate {it}: a\nb"), (4, 4, "Translate {it}: c, d")]
     assert {each.settings.seed for each in found if isinstance(each, Asked)} == {-1}
     found = read(b'{"text": 3, "seed": 1, "other": [], "params": {"seed": 2}}\n{"text": []}\n{}', template=TRANSLATE)
-    assert prompts(found) == [(1, 1, "Translate {it}: 3"), (2, None, "UsageError"), (3, None, "UsageError")]
+    assert prompts(found) == [(1, 1, "Translate {it}: 3"), (2, 2, "UsageError"), (3, 3, "UsageError")]
     assert isinstance(found[0], Asked)
     assert found[0].settings.seed == 2
-    assert prompts(read(b"a", TEXT, template=RowTemplate.check("--template", "T {prompt}"))) == [(1, 1, "T a")]
+
+
+def test_a_template_takes_a_text_by_either_name() -> None:
+    """Prevents: an error in every line of a file of texts, or in every line that is a JSON text."""
+    for name in ("text", "prompt"):
+        template = RowTemplate.check("--template", f"T {{{name}}}")
+        assert prompts(read(b"a", TEXT, template=template)) == [(1, 1, "T a")]
+        assert prompts(read(b'"a"', JSONL, template=template)) == [(1, 1, "T a")]
+
+
+def test_a_bad_line_keeps_its_id() -> None:
+    """Prevents: an error that no program can assign to its request."""
+    data = b'{"id":"bad","prompt":"x","temperature":"hot"}\n{"id":2}\n{"prompt":""}\n{"id":"bad","prompt":"a"}\n[]'
+    assert [each.id for each in read(data)] == ["bad", 2, 3, None, None]
+    assert [each.id for each in read(b"id,prompt\nx,\n,\ny\n", CSV)] == ["x", 3, None]
 
 
 def test_a_table_has_a_prompt_in_each_row() -> None:
@@ -210,7 +224,7 @@ def test_a_table_has_a_prompt_in_each_row() -> None:
         (2, "x", "a"),
         (3, None, "PromptError"),
         (4, None, "PromptError"),
-        (5, None, "UsageError"),
+        (5, "z", "UsageError"),
         (6, 6, "e"),
     ]
     assert isinstance(found[0], Asked)
@@ -226,6 +240,7 @@ def test_a_table_has_a_prompt_in_each_row() -> None:
         (b"te\xffxt\n1\n", CSV, TRANSLATE),
         (b'"text"x,b\n1,2\n', CSV, TRANSLATE),
         (b"\n\n,\n", CSV, None),
+        (b"a\n", TEXT, RowTemplate.check("--template", "T {review}")),
         ("prompt\na".encode("utf-16"), CSV, None),
         ('"a"'.encode("utf-16"), JSONL, None),
     ],

@@ -66,7 +66,7 @@ def test_every_line_has_an_answer_or_an_error(specllama: Run, talker: Pair, prom
         ("answer", 1, 1),
         ("error", None, 2),
         ("answer", "x", 3),
-        ("error", None, 4),
+        ("error", 4, 4),
         ("answer", 5, 5),
         ("answer", 6, 6),
     ]
@@ -123,6 +123,17 @@ def test_resume_makes_the_file_if_there_is_none(specllama: Run, talker: Pair, pr
     """Prevents: a script that needs two commands."""
     assert specllama("batch", *talker.options, str(prompts), "-o", "a.jsonl", "--resume", *FIXED).code == 1
     assert len(entries(Path("a.jsonl"))) == 6
+
+
+def test_resume_tells_the_errors_and_answers_what_was_corrected(specllama: Run, talker: Pair, prompts: Path) -> None:
+    """Prevents: exit code 1 without a reason; a corrected request that the error of its id keeps from an answer."""
+    args = ["batch", *talker.options, str(prompts), "-o", "a.jsonl", "--in-order", *FIXED]
+    assert "--resume" in specllama(*args).err
+    again = specllama(*args, "--resume")
+    assert (again.code, "2 of them errors" in again.err, "hint: " in again.err) == (1, True, True)
+    prompts.write_text(prompts.read_text().replace('"top"', '"top_k"'))
+    specllama(*args, "--resume")
+    assert entries(Path("a.jsonl"))[6:] == [("answer", 4, 4)]
 
 
 @pytest.mark.parametrize("change", ["file", "settings", "request", "order"])
@@ -189,6 +200,8 @@ def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, sho
     first, second, long = lines_of(Path("a.jsonl"))[1:]
     assert (len(first["tokens"]), len(second["tokens"]), long["error"]["kind"]) == (5, 40, "PromptError")
     record = json.loads(result.out)
+    assert lines_of(Path("a.jsonl"))[0]["models"]["target"]["n_ctx"] == record["n_ctx"]
+    assert result.err.count("trained for") == 0
     needed = second["timings"]["prompt_n"] + second["timings"]["cache_n"] + 40
     assert needed <= record["n_ctx"] <= needed + SPARE
 
@@ -212,12 +225,12 @@ def test_a_recurrent_model_holds_the_longest_request_as_well(specllama: Run, tmp
 def test_what_a_stranger_wrote_reaches_the_terminal_as_plain_text(specllama: Run, talker: Pair, tmp_path: Path) -> None:
     """Prevents: a prompt that moves the cursor, or hides what an error says."""
     (tmp_path / "p.jsonl").write_text(
-        json.dumps({"id": EVIL, "prompt": "a", EVIL: 1}) + "\n" + json.dumps({"id": EVIL, "prompt": EVIL})
+        json.dumps({"id": EVIL, "prompt": "a", EVIL: 1}) + "\n" + json.dumps({"id": EVIL + "2", "prompt": EVIL})
     )
     result = specllama("batch", *talker.options, "p.jsonl", *FIXED)
     assert result.code == 1
     assert not {"\x1b", "\x9b", "\u202e", "\u200b", "\r"} & set(result.out + result.err)
-    assert json.loads(result.out.splitlines()[-1])["id"] == EVIL
+    assert {json.loads(line)["id"] for line in result.out.splitlines()[1:]} == {EVIL, EVIL + "2"}
 
 
 def test_formats_and_stops_of_a_request(specllama: Run, talker: Pair, tmp_path: Path) -> None:

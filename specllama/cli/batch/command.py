@@ -126,13 +126,14 @@ def batch(
             conversation, most = work.conversation(vocab, setup), setup.target.header.n_ctx_train or MAX_CTX
             survey = Survey.of(filter(kept.waits, source.read(reader)), vocab, conversation, n_ctx, most)
         if not survey.n_requests:
-            out.note(f"{path} holds all answers")
-            _end(kept.n_errors)
+            out.note(f"{path} holds all answers" + (f", {kept.n_errors} of them errors" if kept.n_errors else ""))
+            _end(kept.n_errors, path, out)
             return
         if hardware.ctx_size is None:
             n_ctx = max(survey.n_ctx, MIN_CTX)
-            if has_states(setup.target.header):  # its own KV is that of the requests
-                setup = replace(setup, target_options=replace(setup.target_options, n_ctx=n_ctx))
+            # A recurrent target's own KV is that of the requests; that of another is not used, so it stays short.
+            n_own = n_ctx if has_states(setup.target.header) else min(n_ctx, setup.target_options.n_ctx)
+            setup = replace(setup, target_options=replace(setup.target_options, n_ctx=n_own))
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
     cancel, tally = Cancel(), BatchTally(None if survey is None else survey.n_requests)
@@ -178,7 +179,7 @@ def batch(
                 "stats": pool.stats.to_json(),
             }
             out.data({**header, "event": "report", **figures})
-    _end(kept.n_errors + tally.n_errors)
+    _end(kept.n_errors + tally.n_errors, path, out)
 
 
 def caveat_of(settings: Settings, path: KernelPath) -> str:
@@ -220,9 +221,12 @@ def _answer(
             status.show("answering", tally.share, tally.detail(pool.stats))
 
 
-def _end(n_errors: int) -> None:
-    if n_errors:
-        raise typer.Exit(FAILED)
+def _end(n_errors: int, path: Path | None, out: Output) -> None:
+    if not n_errors:
+        return
+    if path is not None:
+        out.note(f"hint: to try the requests with errors again, remove their lines from {path} and use --resume")
+    raise typer.Exit(FAILED)
 
 
 def _place(options: AnswerOptions) -> Path | None:
@@ -273,7 +277,7 @@ def entry(done: Done, piece: PieceOf) -> dict[str, object]:
     asked = put.asked
     about = {
         "event": ANSWER if error is None else ERROR,
-        "id": asked.id if isinstance(asked, Asked) else None,
+        "id": asked.id,
         "line": asked.n_line,
         "request": asked.digest,
     }

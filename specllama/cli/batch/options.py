@@ -42,7 +42,7 @@ class RequestOptions:
         Any,
         Option(
             "--template TEXT",
-            'Make prompts of rows: "Translate: {text}" takes their text.',
+            'Make prompts of rows or lines: "Translate: {text}" takes their text.',
             RowTemplate.check,
         ),
     ] = None

@@ -98,7 +98,7 @@ def report_lines(tally: BatchTally, stats: BatchStats) -> Iterator[str]:
         ("KV", stats.kv_s),
         ("sampling", stats.request_s),
         ("scheduling", stats.scheduling_s),
-        ("files", max(tally.seconds - stats.elapsed_s, 0.0)),
+        ("other", max(tally.seconds - stats.elapsed_s, 0.0)),
     )
     yield "time: " + ", ".join(f"{name} {percent(part / tally.seconds)}" for name, part in parts)
 
