@@ -37,6 +37,15 @@ def test_the_table_in_every_format(specllama: Run, talker: Pair) -> None:
     assert len({line.count("|") for line in tables}) == 1
 
 
+@pytest.mark.slow
+def test_no_context_is_longer_than_the_model_was_trained_for(specllama: Run, short_pair: Pair) -> None:
+    """Prevents: a warning about a context that no request has."""
+    args = ["bench", *short_pair.options, "--parallel", "1", "-r", "1", "-n", "8", "--category", "qa", *SILENT]
+    result = specllama(*args, "-o", "r.json", "-q")
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(Path("r.json").read_text())["target"]["n_ctx"] == 2048
+
+
 @pytest.mark.parametrize(
     "more",
     [
