@@ -28,6 +28,7 @@ CHATML = (
 _TENSORS_PER_LAYER_NORMS = {
     "llama": ("attn_norm", "ffn_norm"),
     "qwen2": ("attn_norm", "ffn_norm"),
+    "gemma2": ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"),
     "gemma3": ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"),
 }
 
@@ -414,7 +415,8 @@ def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) ->
         yield f"{block}ffn_up{exps}.weight", experts * n_ff, n_embd, inner
         yield f"{block}ffn_down{exps}.weight", experts * n_embd, n_ff, 1.0 / np.sqrt(n_ff)
     yield "output_norm.weight", 0, n_embd, 0.1
-    yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
+    if arch != "gemma2":  # its token embedding is the output matrix
+        yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
 
 
 def _finish(writer: GGUFWriter) -> None:

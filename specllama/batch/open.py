@@ -19,7 +19,6 @@ from specllama.core.types import Cancel, DraftPolicy, LanguageModel, Part
 from specllama.drafters.controller import Controller
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LlamaSlots
-from specllama.llama.header import has_states
 from specllama.pairs.ask import Drafting
 from specllama.pairs.learning import accepted
 from specllama.pairs.setup import Models, Setup, drafter_for
@@ -91,7 +90,7 @@ def _slots(
     def opened(model: LlamaModel, length: int) -> LlamaSlots | OneSlot:
         rows = max(MAX_ROWS, model.caps.max_block)
         leaves = model.caps.max_leaves
-        if n_slots == 1 and has_states(model.header):
+        if n_slots == 1 and model.has_states:
             slot = OneSlot(model, n_ctx=length, max_rows=rows)
             stack.callback(slot.close)
             return slot

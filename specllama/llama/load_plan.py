@@ -138,16 +138,16 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     )
 
 
-def n_copies_of_lines(header: Header) -> int:
-    """Sequences of llama.cpp for a line in a cache of many texts.
+def n_copies_of_lines(n_swa: int) -> int:
+    """Sequences of llama.cpp for a line in a cache of many texts. `n_swa`: its window, also if the file names none.
 
     A cell that one sequence holds, outside its window, counts as free in llama.cpp. So two hold it.
     """
-    return 2 if header.n_swa else 1
+    return 2 if n_swa else 1
 
 
 def plan_slots(
-    header: Header, loaded: LoadPlan, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int, free: int
+    header: Header, loaded: LoadPlan, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int, n_swa: int, free: int
 ) -> LoadPlan:
     """The numbers of a second context on a loaded model, for `n_slots` texts of `n_ctx` tokens; see slots.py.
 
@@ -156,7 +156,7 @@ def plan_slots(
     for name, value, lowest in (("n_slots", n_slots, 1), ("n_ctx", n_ctx, 2), ("max_rows", max_rows, 1)):
         if value < lowest:
             raise UsageError(f"{name} is {value}, expected at least {lowest}")
-    n_per_leaf = 2 * n_copies_of_lines(header) * n_slots  # with one for spare cells
+    n_per_leaf = 2 * n_copies_of_lines(n_swa) * n_slots  # with one for spare cells
     if n_per_leaf > MOST_LINES:
         raise UsageError(
             f"{n_slots} requests at once were asked for, expected at most {n_slots * MOST_LINES // n_per_leaf}",

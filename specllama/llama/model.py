@@ -291,7 +291,8 @@ class LlamaModel(Context):
         self._text: list[int] = []  # the tokens in llama.cpp's memory, then the held ones
         self._tree: Tree | None = None  # of the last eval; a model for chains keeps none
         self._lines = TreeLines(0, plan.n_lines)
-        self._rollback, self.way_back = _way_back(native, self._memory, plan)
+        self.has_states = bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
+        self._rollback, self.way_back = _way_back(native, self._memory, plan, has_states=self.has_states)
         self.header = about
         self.architecture = about.architecture
         self.chat_template = about.chat_template
@@ -560,9 +561,9 @@ class LlamaModel(Context):
         self.busy_s = 0.0
 
 
-def _way_back(native: Native, memory: object, plan: LoadPlan) -> tuple[Rollback, WayBack]:
+def _way_back(native: Native, memory: object, plan: LoadPlan, *, has_states: bool) -> tuple[Rollback, WayBack]:
     lib, pointers, way = native.pointers.lib, native.pointers, plan.way_back
-    if lib.llama_model_is_recurrent(pointers.model) or lib.llama_model_is_hybrid(pointers.model):
+    if has_states:
         n_kept = lib.llama_n_rs_seq(pointers.context)
         states = SavedStates(pointers.context, memory, n_kept=n_kept, on_device=way.way == DEVICE)
         return states, way if way.way in (KEPT, SAVED, DEVICE) else by_kind(SAVED)

@@ -20,7 +20,6 @@ from specllama.base.errors import RollbackRefused, UnsupportedModel
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps, Part, require_chain
 from specllama.llama.context import Context
-from specllama.llama.header import has_states
 from specllama.llama.load_plan import n_copies_of_lines, plan_slots
 from specllama.llama.memory import memory_free
 from specllama.llama.model import LlamaModel
@@ -120,12 +119,13 @@ class LlamaSlots(Context):
 
         Raises UnsupportedModel for models with recurrent layers, UsageError, MemoryShort and BackendError.
         """
-        if has_states(model.header):
+        if model.has_states:
             raise UnsupportedModel(
                 f"{model.path.name} ({model.architecture}) has recurrent layers, which this program computes for one "
                 "text at a time",
                 hint="run one request at a time (--parallel 1), or choose another model",
             )
+        n_swa = model._native.pointers.lib.llama_model_n_swa(model._native.pointers.model)
         plan = plan_slots(
             model.header,
             model.plan,
@@ -133,9 +133,10 @@ class LlamaSlots(Context):
             n_ctx=n_ctx,
             max_rows=max_rows,
             n_leaves=min(n_leaves, model.caps.max_leaves),
+            n_swa=n_swa,
             free=memory_free(),
         )
-        n_copies = n_copies_of_lines(model.header)
+        n_copies = n_copies_of_lines(n_swa)
         n_leaves = plan.n_lines // (2 * n_copies * n_slots)
         native = Native(model._native.pointers.lib, model._native.pointers.model, owner=model._native)
         try:

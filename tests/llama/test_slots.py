@@ -255,7 +255,7 @@ def test_a_fault_in_the_order_of_the_cells_is_seen(
     """Prevents: a test of the cells that passes whatever the cells are."""
     if fault == "one holder of a cell outside the window":
         for module in (slots_module, load_plan):
-            monkeypatch.setattr(module, "n_copies_of_lines", lambda header: 1)
+            monkeypatch.setattr(module, "n_copies_of_lines", lambda n_swa: 1)
     with opened(model) as slots:
         if fault == "batch not sorted":
             monkeypatch.setattr(slots_module.np, "argsort", lambda cells: np.arange(len(cells)))
@@ -266,6 +266,32 @@ def test_a_fault_in_the_order_of_the_cells_is_seen(
             monkeypatch.setattr(slots, "_remove", lambda line, begin, end: remove(line, begin, end + (end > 0)))
         with pytest.raises(AssertionError):
             require_planned_cells(slots, History(slots, 2), 60, cells_of_passes)
+
+
+@pytest.mark.slow
+def test_the_window_is_that_of_llama_cpp(tmp_path: Path) -> None:
+    """Prevents: wrong logits of a model without the key of its window: llama.cpp gives Gemma 2 one of 4096 tokens."""
+    path = tiny.write_model(tmp_path / "gemma2.gguf", arch="gemma2", n_vocab=40, n_ctx=8192)
+    rng = np.random.default_rng(1)
+    long, short = rng.integers(0, 37, 4096 + 600).tolist(), rng.integers(0, 37, 700).tolist()
+    with tiny.load(path, n_ctx=6000, n_batch=512) as model, opened(model, n_slots=2, n_ctx=6000, max_rows=512) as slots:
+        assert model.header.n_swa == 0
+        slots.run([Part(1, tuple(short[:10]), 0)])
+        for at in range(0, len(long), 500):
+            slots.run([Part(0, tuple(long[at : at + 500]), 0)])
+        slots.truncate(1, 5)
+        for at in (5, 355):  # takes cells that are free for llama.cpp
+            slots.run([Part(1, tuple(short[at : at + 345]), 1)])
+        slots.truncate(0, 60)
+        rows = slots.run([Part(0, (1, 2, 3), 3)])[0]
+        require_equal(model, rows, alone(model, [*long[:60], 1, 2, 3], 3), "after the window")
+
+
+def test_recurrent_layers_are_those_that_llama_cpp_finds(model: LlamaModel) -> None:
+    """Prevents: a pool over a model whose architecture our table lacks."""
+    model.has_states = True
+    with pytest.raises(UnsupportedModel):
+        opened(model)
 
 
 @with_kernels
