@@ -48,7 +48,7 @@ class Kept:
 
     def require(self, settings: Mapping[str, object]) -> None:
         """Raise UsageError if the answers were made with other settings."""
-        before = self.header.get("settings", settings)
+        before = self.header["settings"] if self.header else settings
         changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
         if changed:
             found = ", ".join(f"{name} {shown(before.get(name))}, now {shown(settings.get(name))}" for name in changed)
@@ -71,9 +71,8 @@ def kept_in(path: Path) -> Kept:
                 _take(found, parsed(line.decode()))
             except (ValueError, LookupError, TypeError):
                 if file.read(1):
-                    raise UsageError(
-                        f"{path}, line {n_line} is no answer of specllama batch", hint="remove that line"
-                    ) from None
+                    what, hint = ("answer", "remove that line") if found.header else ("start", "use another file")
+                    raise UsageError(f"{path}, line {n_line} is no {what} of specllama batch", hint=hint) from None
                 break
             found.ends = line.endswith(b"\n")
             found.n_bytes += len(line)
@@ -81,12 +80,15 @@ def kept_in(path: Path) -> Kept:
 
 
 def _take(found: Kept, entry: Mapping[str, Any]) -> None:
+    """Add a line to `found`. Raises ValueError, LookupError or TypeError for one that is damaged."""
     event = entry["event"]
+    if event not in ((ANSWER, ERROR) if found.header else (START,)):
+        raise ValueError(event)
     if event == START:
+        if not isinstance(entry["settings"], dict):
+            raise TypeError("settings")
         found.header = entry
         return
-    if event not in (ANSWER, ERROR):
-        raise ValueError(event)
     found.n_errors += event == ERROR
     if event == ERROR:
         found.failed.add((entry["line"] if entry["id"] is None else entry["id"], entry["request"]))

@@ -28,11 +28,22 @@ def writable(option: str, name: str) -> Path:
         "it is a folder" if os.path.isdir(real)
         else "there is no such folder" if not os.path.isdir(folder)
         else "permission denied" if not os.access(changed, os.W_OK)
-        else ""
+        else _no_place(real)
     )  # fmt: skip
     if reason:
         raise UsageError(f"{option} {name} cannot be written: {reason}")
     return path
+
+
+def _no_place(path: str) -> str:
+    """Why no file can be at a path, such as a name that is too long; empty if one can."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def write_report(path: Path, text: str, output: Output) -> None:

@@ -82,13 +82,16 @@ def test_a_file_that_was_cut_anywhere_loses_no_whole_line(tmp_path: Path, monkey
         b"{}\n",
         LINES[0].encode(),
         HEADER.encode() + b"\n\nx\n" + LINES[0].encode(),
+        HEADER.replace('"settings": {"temp": 0.8}', '"settings": 5').encode() + b"\n" + LINES[0].encode(),
+        HEADER.replace("settings", "other").encode() + b"\n" + LINES[0].encode(),
+        HEADER.encode() + b"\n" + HEADER.encode() + b"\n" + LINES[0].encode(),
         HEADER.encode() + b'\n{"event": "other"}\n' + LINES[0].encode(),
         HEADER.encode() + b'\n{"event": "answer", "id": [], "request": ""}\n' + LINES[0].encode(),
         b"\0" * 100,
     ],
 )
 def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
-    """Prevents: notes that are cut because they do not look like answers."""
+    """Prevents: notes that are cut because they do not look like answers; a traceback; resuming with any settings."""
     with pytest.raises(UsageError):
         written(tmp_path / "a", data)
     assert (tmp_path / "a").read_bytes() == data

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from specllama.base.errors import UsageError
+from specllama.batch import requests
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import Asked
 from specllama.chat.conversation import Message
@@ -105,6 +107,36 @@ def test_statistics_as_json(specllama: Run, talker: Pair, prompts: Path) -> None
     assert record["stats"]["spec"]["n_emitted"] == 3 * 8 + 3
 
 
+def test_a_resume_that_cannot_go_on_does_not_advise_to_go_on(specllama: Run, talker: Pair) -> None:
+    """Prevents: a command that ends with the same error each time it is followed."""
+    args = ["batch", *talker.options, "-", "--input-format", "text", "-o", "a.jsonl", *FIXED]
+    assert specllama(*args, stdin=b"hello\nbye\n").code == 0
+    result = specllama(*args, "--resume", stdin=b"hello\nother\n")
+    assert (result.code, "--resume" in result.err) == (2, False)
+
+
+@pytest.mark.parametrize("n_check", [1, 2, 4])
+def test_ctrl_c_in_a_check_of_a_format_ends_the_reading(
+    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_check: int
+) -> None:
+    """Prevents: a Ctrl-C that becomes the error of one request: libraries catch what the handler raises."""
+    checked: list[object] = []
+
+    def check(text: str) -> UsageError | None:
+        checked.append(text)
+        try:
+            if len(checked) == n_check:
+                signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            return UsageError("panic")
+        return None
+
+    monkeypatch.setattr(requests, "_known_format", check)
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "a", "regex": "b" * n}) for n in range(1, 9)))
+    result = specllama("batch", *talker.options, "p.jsonl", "-o", "a.jsonl", *FIXED)
+    assert (result.code, len(checked) <= n_check + 1, Path("a.jsonl").exists()) == (130, True, False)
+
+
 @pytest.mark.slow
 def test_resume_answers_what_is_missing(specllama: Run, talker: Pair, prompts: Path) -> None:
     """Prevents: an answer twice; a request without an answer; an error that a resumed batch forgets."""
@@ -165,6 +197,9 @@ def test_what_does_not_fit_the_answers_is_refused(specllama: Run, talker: Pair, 
         (["p.jsonl", "-o", "folder.jsonl"], 2),
         (["p.jsonl", "-o", "none/a.jsonl"], 2),
         (["p.jsonl", "-o", "/dev/null"], 2),
+        (["p.jsonl", "-o", "x" * 300], 2),
+        (["p.jsonl", "-o", "link"], 2),
+        (["p.jsonl", "-o", "link", "--resume"], 2),
         (["p.jsonl", "-o", "p.jsonl", "--resume"], 2),
         (["p.jsonl", "-o", "p.jsonl"], 2),
         (["p.jsonl", "--parallel", "0"], 2),
@@ -180,8 +215,10 @@ def test_wrong_use_is_told_before_a_model_is_loaded(specllama: Run, tmp_path: Pa
     (tmp_path / "p.md").write_text("a\n")
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
     result = specllama("batch", "-m", "missing.gguf", *args)
     assert (result.code, result.out, "error: " in result.err) == (code, "", True)
+    assert "missing.gguf" not in result.err
     assert (tmp_path / "p.jsonl").read_text() == '"a"\n'
 
 

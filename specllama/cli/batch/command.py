@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,15 @@ import typer
 
 from specllama import llama
 from specllama.base.disk import stamp_of
-from specllama.base.errors import BackendError, ContextFull, Interrupted, PromptError, SpecllamaError, UsageError
+from specllama.base.errors import (
+    BackendError,
+    ContextFull,
+    DiskFull,
+    Interrupted,
+    PromptError,
+    SpecllamaError,
+    UsageError,
+)
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import AUTO, MAX_CTX, MIN_CTX
 from specllama.base.text import counted
@@ -21,7 +29,7 @@ from specllama.batch.answers import ANSWER, ERROR, SCHEMA, START, AnswerFile, Ke
 from specllama.batch.open import open_pool
 from specllama.batch.pool import Pool
 from specllama.batch.request import Done, Request
-from specllama.batch.requests import Asked, RequestReader
+from specllama.batch.requests import Asked, BadLine, RequestReader
 from specllama.chat.conversation import Conversation
 from specllama.chat.settings import Settings, require_known
 from specllama.chat.settings import to_json as settings_json
@@ -102,7 +110,11 @@ def batch(
     system, template = system_prompt_of(requests), template_of(requests.chat_template)
     reader = RequestReader(source.kind, settings, system, requests.raw, requests.row_template)
     read = source.read(reader)
-    if (first := next(read, None)) is None:
+    cancel = Cancel()
+    # A Ctrl-C that raised inside a check of a format would become an error of that request. On a pipe, reading waits.
+    with interruptible(cancel, lambda: None) if source.can_be_read_twice else nullcontext():
+        first = next(read, None)
+    if first is None:
         raise PromptError(f"{source.name} has no requests")
     kept = Kept() if path is None or not path.exists() else kept_in(path)
     ask, listener = ask_of(models, drafting, hardware), Said(out)
@@ -122,9 +134,15 @@ def batch(
     survey, n_ctx = None, setup.target_options.n_ctx
     if source.can_be_read_twice:
         read.close()
-        with closing(llama.load_vocabulary(setup.target.header)) as vocab, listener.working("reading the requests"):
+        with (
+            silent_keyboard(out.out) as restore,
+            interruptible(cancel, restore),
+            closing(llama.load_vocabulary(setup.target.header)) as vocab,
+            listener.working("reading the requests"),
+        ):
             conversation, most = work.conversation(vocab, setup), setup.target.header.n_ctx_train or MAX_CTX
-            survey = Survey.of(filter(kept.waits, source.read(reader)), vocab, conversation, n_ctx, most)
+            waiting = _until(cancel, filter(kept.waits, source.read(reader)))
+            survey = Survey.of(waiting, vocab, conversation, n_ctx, most)
         if not survey.n_requests:
             out.note(f"{path} holds all answers" + (f", {kept.n_errors} of them errors" if kept.n_errors else ""))
             _end(kept.n_errors, path, out)
@@ -136,7 +154,7 @@ def batch(
             setup = replace(setup, target_options=replace(setup.target_options, n_ctx=n_own))
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
-    cancel, tally = Cancel(), BatchTally(None if survey is None else survey.n_requests)
+    tally = BatchTally(None if survey is None else survey.n_requests)
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
@@ -162,10 +180,14 @@ def batch(
         if conversation.notice:
             out.note(f"note: {conversation.notice}")
         found = pool_requests(prompts(filter(kept.waits, asked), vocab, conversation), vocab)
+        goes_on = True
         try:
             _answer(pool, found, put, tally, vocab.piece, out, in_order=answers.in_order)
+        except Exception as error:
+            goes_on = isinstance(error, (Interrupted, DiskFull))
+            raise
         finally:
-            if path is not None and cancel.is_set():
+            if path is not None and goes_on and cancel.is_set():
                 out.note(f"{path} has {counted(tally.n_answers, 'new answer')}; to go on: --resume")
         if conversation.system_merged:
             out.note("note: the chat template has no system prompt: it was put before the prompts")
@@ -190,6 +212,14 @@ def caveat_of(settings: Settings, path: KernelPath) -> str:
     if settings.seeded and not fixed:
         return "with --seed-mode draws, the answers to a seed depend on --parallel (--seed-mode same: they do not)"
     return ""
+
+
+def _until(cancel: Cancel, requests: Iterable[Asked | BadLine]) -> Iterator[Asked | BadLine]:
+    """The requests. Raises Interrupted after `cancel`."""
+    for each in requests:
+        if cancel.is_set():
+            raise Interrupted("reading was stopped on request")
+        yield each
 
 
 def _answer(
@@ -238,6 +268,8 @@ def _place(options: AnswerOptions) -> Path | None:
             raise UsageError(f"{needing} needs a file for the answers", hint=hint)
         return None
     path = writable("--output", options.output)
+    if path.is_symlink() and not path.exists():
+        raise UsageError(f"--output {options.output} is a link to a file that does not exist", hint="use another file")
     if path.exists() and not path.is_file():
         raise UsageError(f"--output {options.output} is no regular file", hint="without -o, answers go to stdout")
     if path.exists() and not options.resume:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Generator, Iterable, Iterator
@@ -49,7 +50,7 @@ class RequestFile:
 
     @property
     def can_be_read_twice(self) -> bool:
-        return self.path is not None and self.path.is_file()
+        return self.path is not None and os.path.isfile(self.path)  # False for a place that cannot be looked at
 
     def read(self, reader: RequestReader) -> Generator[Asked | BadLine, None, None]:
         """The requests from the beginning. Raises UsageError, as `reader` and for a file that cannot be read."""
