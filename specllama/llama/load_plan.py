@@ -53,6 +53,7 @@ class LoadOptions:
     max_leaves: int = 1  # most leaves of a tree; 1 = chains only
     use_mmap: bool | None = None  # None = unless that keeps weights twice
     rollback: str = AUTO  # of ROLLBACKS, for models that have it
+    rollback_why: str = ASKED
     rpc: tuple[str, ...] = ()  # servers that compute layers: HOST:PORT
 
     @property
@@ -111,7 +112,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     n_batch = min(options.n_batch, n_ctx)
     n_ubatch = min(options.n_ubatch, n_batch)
     needs = {way: need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, way_back=way, **wish) for way in asked or ways}
-    way_back = _way_back(needs, room, is_asked=bool(asked))
+    way_back = WayBack(asked[0], options.rollback_why) if asked else _way_back(needs, room)
     need = needs[way_back.way]
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
@@ -188,11 +189,9 @@ def plan_slots(
     )
 
 
-def _way_back(needs: Mapping[str, MemoryNeed], room: int, *, is_asked: bool) -> WayBack:
+def _way_back(needs: Mapping[str, MemoryNeed], room: int) -> WayBack:
     """The way to prefer, unless memory decides: a whole cache takes back any number of tokens, and serves trees."""
     first = next(iter(needs))
-    if is_asked:
-        return WayBack(first, ASKED)
     if WINDOW not in needs:
         return by_kind(first)
     whole, window = needs[TRUNCATION], needs[WINDOW]

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 from specllama import llama
-from specllama.base.disk import FetchWatch, Silent
+from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, SpecllamaError, UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
@@ -486,7 +486,9 @@ def _within_memory(setup: Setup) -> Setup:
     Raises as `require_way`, and MemoryShort.
     """
     ways, asked = require_way(setup), setup.target_options.rollback
-    options = replace(setup.target_options, rollback=WINDOW)
+    needed = setup.memory_needed(setup.target_options.n_ctx or setup.target.header.n_ctx_train or N_CTX)
+    why = f"the models take {size_text(needed)} with whole caches; {size_text(llama.memory_free())} are free"
+    options = replace(setup.target_options, rollback=WINDOW, rollback_why=why)
     windows = replace(setup, target_options=options, untuned=setup.subject)  # the profile is that of the wishes
     may_change = asked == AUTO and options.max_leaves == 1 and any(WINDOW in each for each in ways.values())
     if setup.target_options.n_ctx == 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama import llama
+from specllama.base.disk import size_text
 from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageError
 from specllama.chat.settings import strategies
 from specllama.core.types import Cancel
@@ -198,6 +199,7 @@ def test_a_pair_that_does_not_fit_whole_keeps_its_windows(
     with load_models(windows, Listener(), Cancel()) as models:
         assert models.loaded_draft is not None
         assert models.target.way_back.way == models.loaded_draft.way_back.way == WINDOW
+        assert size_text(free) in models.target.way_back.why
 
 
 def test_a_way_back_that_no_model_has_is_refused(ask: Ask) -> None:
