@@ -13,6 +13,7 @@ from specllama.base.errors import PromptError, UnsupportedModel
 from specllama.base.text import counted, figure
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
+_LOSSLESS = ("bpe", "spm", "rwkv")  # the others normalize text, or make one token of an unknown word
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp
 _PIECE_BYTES = 64  # nearly all pieces are shorter; a longer one takes a second call
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3  # llama_token_attr
@@ -101,6 +102,15 @@ class Vocabulary:
         self._check()
         attributes = map(self._lib.llama_vocab_get_attr, itertools.repeat(self._handle), range(self.size))
         return tuple(self.text(token) for token, bits in enumerate(attributes) if bits & (_UNKNOWN | _CONTROL))
+
+    def least_tokens(self, text: str) -> int:
+        """A bound from below of the tokens of `text`, without tokenizing it; 0 if the tokenizer may shorten text."""
+        return len(text.encode("utf-8", "replace")) // self._most_bytes if self.kind in _LOSSLESS else 0
+
+    @functools.cached_property
+    def _most_bytes(self) -> int:
+        """Most bytes of a text that one token stands for."""
+        return max(map(len, (*self.pieces(), *(text.encode() for text in self._special_texts))))
 
     def _special(self, getter: Callable[[int], int]) -> int | None:
         token = getter(self._handle)

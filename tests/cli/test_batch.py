@@ -445,7 +445,7 @@ def test_an_unexpected_error_of_one_request_leaves_the_others(monkeypatch: pytes
 
     n_made = count()
     monkeypatch.setattr(source, "constraint_of", constraint)
-    found = source.prompts(asked, vocab, SimpleNamespace(tokens=tokens))  # type: ignore[arg-type]
+    found = source.prompts(asked, vocab, SimpleNamespace(tokens=tokens), 512)  # type: ignore[arg-type]
     made = list(source.pool_requests(found, vocab))  # type: ignore[arg-type]
     assert [isinstance(each, Request) for each in made] == [True, False, False]
     assert all(isinstance(each, Done) and each.error and each.error.__cause__ is error for each in made[1:])

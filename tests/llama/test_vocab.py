@@ -103,6 +103,14 @@ def test_surrogates_of_undecodable_arguments_become_their_bytes(byte_level: Voca
     assert text_of(byte_level, byte_level.tokenize(escaped, special=False)).decode() == "😀"
 
 
+@pytest.mark.parametrize("text", ["", "a" * 99, " " * 99, "\u00e9 the " * 20, "<|im_end|>" * 9, "\x00" * 99])
+def test_no_text_has_fewer_tokens_than_its_bound(byte_level: Vocabulary, sentencepiece: Vocabulary, text: str) -> None:
+    """Prevents: a prompt that fits, refused before it is tokenized."""
+    for vocabulary in (byte_level, sentencepiece):
+        assert vocabulary.least_tokens(text) <= len(vocabulary.tokenize(text, special=True))
+        assert vocabulary.least_tokens("a" * 1000) > 0
+
+
 @pytest.mark.slow
 @given(text=st.text())
 def test_every_text_comes_back_byte_for_byte(byte_level: Vocabulary, text: str) -> None:

@@ -179,7 +179,7 @@ def batch(
         conversation = work.conversation(vocab, setup)
         if conversation.notice:
             out.note(f"note: {conversation.notice}")
-        found = pool_requests(prompts(filter(kept.waits, asked), vocab, conversation), vocab)
+        found = pool_requests(prompts(filter(kept.waits, asked), vocab, conversation, n_ctx), vocab)
         goes_on = True
         try:
             _answer(pool, found, put, tally, vocab.piece, out, in_order=answers.in_order)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specllama.base.disk import meant
-from specllama.base.errors import SpecllamaError, UsageError, error_of_request
+from specllama.base.errors import PromptError, SpecllamaError, UsageError, error_of_request
+from specllama.base.text import counted
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import ENDINGS, INPUT_FORMATS, Asked, BadLine, RequestReader
 from specllama.chat.conversation import Conversation, Message, raw_tokens
@@ -23,6 +24,7 @@ from specllama.chat.stream import StopWatch
 from specllama.llama.vocab import Vocabulary
 
 SPARE = 8  # tokens: a text may be split into more of them inside a prompt than alone
+LONG = 1 << 20  # characters: a shorter text is tokenized before its least tokens could be told
 # A request and the tokens of its prompt, or what is wrong with it.
 ReadPrompt: TypeAlias = tuple[Asked | BadLine, list[int] | SpecllamaError]
 
@@ -62,13 +64,29 @@ class RequestFile:
             yield from reader.read(file, self.name)
 
 
-def prompts(requests: Iterable[Asked | BadLine], vocab: Vocabulary, conversation: Conversation) -> Iterator[ReadPrompt]:
-    """The prompts of requests as tokens."""
+def _require_short(asked: Asked, vocab: Vocabulary, n_ctx: int) -> None:
+    """Raises PromptError for a prompt that `n_ctx` tokens cannot hold, before the seconds of tokenizing megabytes.
+
+    Templates may leave out spaces around a message, and parts of those of other roles.
+    """
+    for message in asked.messages:
+        if message.role != "user" or len(message.content) <= LONG:
+            continue
+        if (least := vocab.least_tokens(message.content.strip())) > n_ctx:
+            found = f"the prompt has at least {counted(least, 'token')}, the context holds {n_ctx}"
+            raise PromptError(found, hint="shorten it")
+
+
+def prompts(
+    requests: Iterable[Asked | BadLine], vocab: Vocabulary, conversation: Conversation, n_ctx: int
+) -> Iterator[ReadPrompt]:
+    """The prompts of requests as tokens; an error for those that `n_ctx` tokens clearly cannot hold."""
     for each in requests:
         try:
             if isinstance(each, BadLine):
                 raise each.error
             require_known(each.settings.params.logit_bias, vocab.size)
+            _require_short(each, vocab, n_ctx)
             yield each, raw_tokens(vocab, each.messages[0].content) if each.raw else conversation.tokens(each.messages)
         except Exception as error:
             yield each, error_of_request(error)
@@ -104,6 +122,7 @@ class Survey:
             if isinstance(each, BadLine):
                 continue
             try:
+                _require_short(each, vocab, most)
                 n_prompt = sum(count(message.content) for message in each.messages)
                 n_prompt += SPARE if each.raw else around(tuple(message.role for message in each.messages))
                 if n_prompt <= most:
