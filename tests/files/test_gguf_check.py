@@ -198,7 +198,9 @@ def test_a_model_that_does_not_come_back_is_refused_when_it_is_loaded(
     tiny.load(path).close()
     if way is Truncation:
         truncation = by_kind(TRUNCATION)
-        monkeypatch.setattr("specllama.llama.model._way_back", lambda _, memory, __: (Truncation(memory), truncation))
+        monkeypatch.setattr(
+            "specllama.llama.model._way_back", lambda _, memory, *__, **___: (Truncation(memory), truncation)
+        )
     else:
         monkeypatch.setattr(SavedStates, "_restore", lambda self, call, length: True)
     assert "roll its memory back" in refusal(path, UnsupportedModel)
