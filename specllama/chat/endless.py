@@ -65,7 +65,7 @@ def endless_schema(schema: object) -> str:
 
 
 def _parts(node: object) -> Iterator[object]:
-    """The schemas of parts that a text may have. `false` is none: llguidance leaves such a part out."""
+    """The schemas of parts that a text may have. Not `false`: llguidance leaves such a part out."""
     if not isinstance(node, dict) or "const" in node or "enum" in node:
         return
     for key in ("anyOf", "oneOf", "allOf", "prefixItems"):

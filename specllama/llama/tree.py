@@ -95,7 +95,7 @@ class Tree:
     def kept(self, length: int, path: Sequence[int]) -> tuple[int, list[int]]:
         """(how many first nodes stay in the cache, tokens of the rest of `path`) if `length` tokens and `path` stay.
 
-        Raises ValueError if `length` does not end with the pending token, or `path` is none from there.
+        Raises ValueError if `length` does not end with the pending token, or `path` does not begin there.
         """
         if length != self.root + 1:
             raise ValueError(f"cannot keep {length} tokens: the pending token is number {self.root + 1}")

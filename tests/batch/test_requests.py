@@ -175,7 +175,7 @@ def test_a_request_names_no_file() -> None:
 
 
 def test_a_second_request_of_an_id_is_an_error() -> None:
-    """Prevents: two answers of which nobody knows the question."""
+    """Prevents: two answers whose questions cannot be told apart."""
     data = b'{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n{"id": 4, "prompt": "c"}\n"d"'
     assert prompts(read(data)) == [(1, "x", "a"), (2, None, "UsageError"), (3, 4, "c"), (4, None, "UsageError")]
 

@@ -223,7 +223,7 @@ def test_wrong_use_is_told_before_a_model_is_loaded(specllama: Run, tmp_path: Pa
 
 
 def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, short_pair: Pair, tmp_path: Path) -> None:
-    """Prevents: an answer that a context cuts which could have been longer; memory for a context that nobody needs."""
+    """Prevents: an answer cut by a context that could have been longer; memory for an unused context."""
     requests_ = [
         {"prompt": "x" * 100, "max_tokens": 5},
         {"prompt": "x" * 300, "max_tokens": 40},

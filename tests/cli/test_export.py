@@ -208,7 +208,7 @@ def test_the_folder_must_not_be_a_file(specllama: Run, pair: Pair) -> None:
 
 
 def test_an_unknown_original_is_an_error_and_never_a_guess(specllama: Run, tmp_path: Path) -> None:
-    """Prevents: a repository that nobody named; what the original was trained from in its place."""
+    """Prevents: a made-up repository; what the original was trained from in its place."""
     hub = "https://huggingface.co/"
     base = {"general.base_model.0.repo_url": f"{hub}user/Base"}
     target = tiny.write_model(tmp_path / "t.gguf", extra={**base, "general.source.repo_url": f"{hub}user/Source"})

@@ -167,7 +167,7 @@ def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.Mon
 def test_each_model_has_its_way_back_with_the_reason(
     sound: pytest.MonkeyPatch, tmp_path: Path, catalog: Catalog
 ) -> None:
-    """Prevents: a choice between ways that nobody can look up; a damaged model that hides the others."""
+    """Prevents: a choice between ways without a place that shows it; a damaged model that hides the others."""
     names = list(catalog.models)
     files = {
         names[0]: tiny.write_model(tmp_path / "a.gguf"),
