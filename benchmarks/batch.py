@@ -1,10 +1,10 @@
 """Many requests at once: our pool against one after the other, and against `llama-server` with as many slots.
 
-    python benchmarks/batch.py [--requests 64] [--parallel 8] [--predict 64] [--rounds 1]
+    python benchmarks/batch.py [--requests 64] [--parallel 8] [--predict 128] [--rounds 1]
     python benchmarks/batch.py --growth 500
 
 The default pair with its profile, greedy, prompts of all classes, answers of at most `--predict` tokens. The requests
-are cut into chunks of twice `--parallel`; every arm answers a chunk before the next one begins, in changing order:
+are cut into chunks of four times `--parallel`; every arm answers a chunk before the next one begins, in changing order:
 
 | arm | |
 |---|---|
@@ -13,9 +13,10 @@ are cut into chunks of twice `--parallel`; every arm answers a chunk before the 
 | ours plain | at once, without drafts |
 | server | `llama-server -np N --cont-batching`, with a client of N threads |
 
-Loading is not counted. `llama-batched-bench` then runs once with N sequences.
+Loading is not counted. `llama-batched-bench` then runs once with N sequences that read as many tokens as the mean
+prompt has, and write `--predict`.
 
-`--growth N` answers so many short requests in one pool and prints the memory on the way, and what was planned.
+`--growth N` answers so many requests in one pool and prints the memory of the process, and what was planned.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def compare(args: argparse.Namespace) -> None:
             )
         )  # fmt: skip
         arms = {name: Arm() for name in ("alone", "ours", "ours plain", "server")}
-        chunks = cut(chosen, 2 * args.parallel)
+        chunks = cut(chosen, 4 * args.parallel)
         for turn, chunk in enumerate(chunks * args.rounds):
             for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
                 with bench.pool(n_ctx) if "ours" in name else nullcontext() as pool:  # a new one has no prompts
@@ -177,7 +178,8 @@ def compare(args: argparse.Namespace) -> None:
         print(f"{args.requests} requests, {args.parallel} at once, answers of at most {args.predict} tokens, "
               f"{args.rounds} rounds, {', '.join(threads)} threads\n")  # fmt: skip
         print(table(arms))
-    print(batched(folder / "llama-batched-bench", bench.setup.target.path, n_ctx, args, threads))
+    n_prompt = round(statistics.fmean(map(len, chosen.values())))
+    print(batched(folder / "llama-batched-bench", bench.setup.target.path, n_prompt, args, threads))
 
 
 def cut(prompts: Prompts, n: int) -> list[Prompts]:
@@ -206,42 +208,46 @@ def table(arms: dict[str, Arm]) -> str:
     return "\n".join(lines)
 
 
-def batched(program: Path, model: Path, n_ctx: int, args: argparse.Namespace, threads: Sequence[str]) -> str:
-    """What llama-batched-bench reports for so many sequences; it reads no prompts of ours."""
-    n_prompt = n_ctx - args.predict
+def batched(program: Path, model: Path, n_prompt: int, args: argparse.Namespace, threads: Sequence[str]) -> str:
+    """What llama-batched-bench reports for so many sequences of one length; it reads no prompts of ours."""
+    n_ctx = (n_prompt + args.predict) * args.parallel
     done = subprocess.run(
-        [str(program), "-m", str(model), "-c", str(n_ctx * args.parallel), "-npp", str(n_prompt // 2), "-ntg",
-         str(args.predict), "-npl", str(args.parallel), "-t", threads[0], "-tb", threads[1],
-         "--output-format", "jsonl"],
+        [str(program), "-m", str(model), "-c", str(n_ctx), "-npp", str(n_prompt), "-ntg", str(args.predict),
+         "-npl", str(args.parallel), "-t", threads[0], "-tb", threads[1], "--output-format", "jsonl"],
         capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return (f"llama-batched-bench, {n_prompt // 2} tokens read and {args.predict} written by each of {args.parallel}: "
-            f"{found['speed_tg']:.1f} t/s written, {found['speed']:.1f} in all")  # fmt: skip
+    written = args.parallel * args.predict / found["t"]
+    return (f"llama-batched-bench, {n_prompt} tokens read and {args.predict} written by each of {args.parallel}: "
+            f"{found['speed_tg']:.1f} t/s while writing, {written:.1f} t/s written in the whole time")  # fmt: skip
 
 
 def growth(args: argparse.Namespace) -> None:
-    """The memory over many requests in one pool."""
+    """The memory over many requests in one pool: the longest prompts first, then short ones."""
+    empty = rss()
     with opened(args) as (bench, prompts):
-        short = sorted(prompts, key=len)[: 2 * args.parallel]
-        n_ctx = max(map(len, short)) + args.predict
-        asked = {number: short[number % len(short)] for number in range(args.growth)}
-        before = rss()
+        ordered = sorted(prompts, key=len)
+        short, long = ordered[: 2 * args.parallel], ordered[-args.parallel :]
+        n_ctx = max(map(len, long)) + args.predict
+        asked = dict(enumerate(long + [short[number % len(short)] for number in range(args.growth - len(long))]))
+        loaded = [model for model in (bench.models.target, bench.models.loaded_draft) if model is not None]
         with bench.pool(n_ctx) as pool:
-            kv, compute = pool.stats.kv_bytes / 1e6, pool.stats.compute_bytes / 1e6
-            print(f"planned: {kv:.1f} MB of KV, {compute:.1f} MB beside it")
+            kv, compute = pool.stats.kv_bytes, pool.stats.compute_bytes
+            planned = sum(model.plan.need.total for model in loaded) + kv + compute
+            print(f"planned: {planned / 1e6:.1f} MB with the models; of the pool {kv / 1e6:.1f} of KV and "
+                  f"{compute / 1e6:.1f} beside it")  # fmt: skip
             for number, done in enumerate(pool.run(bench.requests(asked, drafts=True)), 1):
                 if done.error is not None:
                     raise done.error
                 if number % max(args.growth // 10, 1) == 0:
-                    print(f"{number} requests: {(rss() - before) / 1e6:.1f} MB more than before")
+                    print(f"{number} requests: {(rss() - empty) / 1e6:.1f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--parallel", type=int, default=8)
-    parser.add_argument("--predict", type=int, default=64)
+    parser.add_argument("--predict", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--growth", type=int, help="answer so many short requests and print the memory")
     args = parser.parse_args()

@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from statistics import fmean
+from urllib.error import HTTPError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -131,8 +133,15 @@ def ours(pair: specllama.Pair, task: Task, n: int, *, drafts: bool) -> Said:
     )
 
 
-def theirs(url: str, pair: specllama.Pair, task: Task, n: int) -> Said:
-    found = served(url, pair._tokens(task.prompt, "", False), n, json_schema=task.schema)
+def theirs(url: str, pair: specllama.Pair, task: Task, n: int) -> Said | None:
+    """The server's answer; None if it refuses the schema."""
+    try:
+        found = served(url, pair._tokens(task.prompt, "", False), n, json_schema=task.schema)
+    except HTTPError as error:
+        if error.code != HTTPStatus.BAD_REQUEST:
+            raise
+        print(f"refused: {error.read().decode()}", file=sys.stderr)
+        return None
     return Said(found.text.decode(), found.decode)
 
 
@@ -142,26 +151,31 @@ def opened(args: argparse.Namespace, spec_type: str) -> specllama.Pair:
     )
 
 
+def over(found: list[dict[str, Said]], arm: str) -> str:
+    """The gain of drafts over an arm."""
+    return spread([each["drafts"].tok_s / each[arm].tok_s for each in found]) if found else ""
+
+
 def measure(pair: specllama.Pair, urls: Mapping[str, str], args: argparse.Namespace) -> None:
     """Answers every task with every arm, and prints the table."""
-    arms: dict[str, Callable[[Task], Said]] = {
+    arms: dict[str, Callable[[Task], Said | None]] = {
         "plain": lambda task: ours(pair, task, args.predict, drafts=False),
         "drafts": lambda task: ours(pair, task, args.predict, drafts=True),
         **{arm: partial(theirs, url, pair, n=args.predict) for arm, url in urls.items()},
     }
-    rows: list[tuple[Task, dict[str, Said]]] = []
+    rows: list[tuple[Task, dict[str, Said]]] = []  # without the arms that refused
     ours(pair, tasks(1)[0], 8, drafts=True)  # makes the tokenizer of the masks
     for i, task in enumerate(tasks(args.prompts)):
         found = {arm: arms[arm](task) for arm in list(arms)[:: -1 if i % 2 else 1]}
-        rows.append((task, found))
-        speeds = ", ".join(f"{arm} {found[arm].tok_s:.1f} t/s" for arm in arms)
-        print(f"{i} {task.kind}: {speeds}; {found['drafts'].text}", file=sys.stderr, flush=True)
+        rows.append((task, said := {arm: each for arm, each in found.items() if each is not None}))
+        speeds = ", ".join(f"{arm} {each.tok_s:.1f} t/s" for arm, each in said.items())
+        print(f"{i} {task.kind}: {speeds}; {said['drafts'].text}", file=sys.stderr, flush=True)
     for arm in arms:
-        n_fit, n_same = (
-            sum(test(task, found[arm], found["plain"]) for task, found in rows)
-            for test in (lambda task, said, _: task.fits(said.text), lambda _, said, plain: said.text == plain.text)
-        )
-        print(f"{arm}: {n_fit} of {len(rows)} fit, {n_same} equal the plain text")
+        answered = [(task, found[arm], found["plain"]) for task, found in rows if arm in found]
+        n_fit = sum(task.fits(said.text) for task, said, _ in answered)
+        n_same = sum(said.text == plain.text for _, said, plain in answered)
+        refused = f", {len(rows) - len(answered)} refused" if len(answered) < len(rows) else ""
+        print(f"{arm}: {n_fit} of {len(answered)} fit, {n_same} equal the plain text{refused}")
     others = list(urls)
     print(
         f"\n| schema | answers | tokens a pass | forced | from drafts | masks, ms a row | over plain "
@@ -176,7 +190,7 @@ def measure(pair: specllama.Pair, urls: Mapping[str, str], args: argparse.Namesp
             f"{fmean(each.forced for each in said):.2f}",
             f"{fmean(each.from_draft or 0.0 for each in stats):.2f}",
             f"{fmean(each.mask_ms for each in said):.2f}",
-            *(spread([found["drafts"].tok_s / found[arm].tok_s for found in these]) for arm in ("plain", *others)),
+            *(over([found for found in these if arm in found], arm) for arm in ("plain", *others)),
         ]
         print(f"| {kind} | {len(these)} | {' | '.join(figures)} |")
 
