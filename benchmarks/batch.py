@@ -31,7 +31,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -142,6 +142,8 @@ def opened(args: argparse.Namespace) -> Iterator[tuple[Bench, list[list[int]]]]:
     ask, listener, cancel = Ask(), Listener(), Cancel()
     setup = prepare(choose(ask, listener), listener)
     assert setup.profile is not None, "tune the default pair first: specllama tune"
+    # The models' own KV is not used, so it is short, as in `specllama batch`.
+    setup = replace(setup, target_options=replace(setup.target_options, n_ctx=2048))
     with load_models(setup, listener, cancel) as models:
         talk = Conversation(models.target.vocab, setup.target.template)
         prompts = [talk.tokens([Message("user", prompt.turns[0])]) for prompt in spread(built_in())]
