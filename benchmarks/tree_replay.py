@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specllama.core.types import Draft, DraftPlan, Observation, Planner, Verdict
 from specllama.core.verification import children_of
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
-from specllama.drafters.shape import TreePolicy
+from specllama.drafters.shape import Situation, TreePolicy
 
 MAX_LEAVES = 16
 LONGEST = 16  # nodes of a step
@@ -51,9 +51,8 @@ class AsChain:
     def __init__(self, planner: Planner) -> None:
         self.planner, self._depth, self._plan, self._said = planner, 0, DraftPlan(), -2
 
-    def plan_tree(self, limit: int, max_leaves: int, *, offer: object = (), lag: int | None = None,
-                  depth: int = 0) -> DraftPlan:  # fmt: skip
-        self._plan, self._depth, self._said = self.planner.plan(limit, lag=lag, depth=depth), 0, -2
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        self._plan, self._depth, self._said = self.planner.plan(at.limit, lag=at.lag, depth=at.depth), 0, -2
         return self._plan
 
     def expand(self, nodes: Sequence[int]) -> Sequence[int]:
@@ -141,14 +140,14 @@ def play(policy: TreePolicy, trace: Trace, costs: CostProfile, n_prompt: int = 0
     spent, at, unread, held = Spent(len(trace)), 0, 0, 0  # unread: by the draft; held: rows computed again
     while at < len(trace):
         limit = min(LONGEST, len(trace) - at - 1)
-        plan = policy.plan_tree(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at)
+        plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at))
         if plan.probe:
             learn = getattr(policy, "learn")  # noqa: B009  # only planners probe
             for i in range(max(0, at - PROBE_TOKENS), at):
                 learn(trace.confidence[i][0], float(trace.right[i] == 0))
             spent.draft += costs.draft_cost(min(unread + 1, PROBE_TOKENS))
             unread = 0 if unread < PROBE_TOKENS else unread
-            plan = policy.plan_tree(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at)
+            plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at))
         tree = grown(policy, trace, at, limit, unread, costs) if plan.n_drawn else Grown([], [], set())
         n = len(tree.parents)
         draft = Draft(tuple(range(n)), None, tuple(tree.parents))

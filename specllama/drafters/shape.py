@@ -18,6 +18,21 @@ TYPICAL = (0.8, 0.36, 0.24, 0.14)
 FALLEN = 0.75  # the search adds no nodes to a tree whose rate has fallen to this part of its highest
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a tree is planned by; `lag` and `depth` as in `Planner.plan`.
+
+    offer: (chance given that the parent is accepted and no earlier sibling is, parent) of looked-up nodes; parents
+    before children, the likeliest first.
+    """
+
+    limit: int  # most nodes
+    max_leaves: int
+    offer: Sequence[tuple[float, int]] = ()
+    lag: int | None = None
+    depth: int = 0
+
+
 class TreePolicy(Protocol):
     """Decides, node by node, which tree is drafted; every decision comes before the draw.
 
@@ -25,20 +40,8 @@ class TreePolicy(Protocol):
     -1 is the pending token.
     """
 
-    def plan_tree(
-        self,
-        limit: int,
-        max_leaves: int,
-        *,
-        offer: Sequence[tuple[float, int]] = (),
-        lag: int | None = None,
-        depth: int = 0,
-    ) -> DraftPlan:
-        """As `Planner.plan`, for at most `limit` nodes. `n_given`: nodes of the offer to take, `n_drawn`: most drawn.
-
-        `offer`: (chance given that the parent is accepted and no earlier sibling is, parent) of looked-up nodes;
-        parents before children, the likeliest first.
-        """
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        """As `Planner.plan`. `n_given`: nodes of the offer to take; `n_drawn`: most drawn after them."""
 
     def expand(self, nodes: Sequence[int]) -> Sequence[int]:
         """Those of `nodes` that the draft model evaluates next, in one batch, likeliest first; () ends the tree.
@@ -208,24 +211,16 @@ class FixedShape:
         self._n_given = 0
         self._node: dict[int, int] = {}  # of the step -> of the shape
 
-    def plan_tree(
-        self,
-        limit: int,
-        max_leaves: int,
-        *,
-        offer: Sequence[tuple[float, int]] = (),
-        lag: int | None = None,
-        depth: int = 0,
-    ) -> DraftPlan:
-        limit = min(limit, self._n_nodes)
-        tree = self._tree = GrownTree(limit, max_leaves)
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        limit = min(at.limit, self._n_nodes)
+        tree = self._tree = GrownTree(limit, at.max_leaves)
         self._node = {-1: -1}
-        for chance, parent in offer:
+        for chance, parent in at.offer:
             if chance < OFFER_TAKEN_FROM or not tree.has_room(parent):
                 break
             tree.add(parent)
         self._n_given = len(tree.parents)
-        return DraftPlan(self._n_given, 0 if lag is None else limit - self._n_given)
+        return DraftPlan(self._n_given, 0 if at.lag is None else limit - self._n_given)
 
     def expand(self, nodes: Sequence[int]) -> Sequence[int]:
         return [node for node in nodes if self._children[self._node[node] + 1]]

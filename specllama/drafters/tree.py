@@ -12,7 +12,7 @@ from specllama.core.sampling import SamplingParams, peak_share
 from specllama.core.types import Chooser, Decision, Draft, LanguageModel, Observation
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import PREFILL_AT_ONCE, ModelReader
-from specllama.drafters.shape import FixedShape, TreePolicy
+from specllama.drafters.shape import FixedShape, Situation, TreePolicy
 
 CHAINS_ONLY = "the {} evaluates no trees of drafted tokens: the drafts are chains"
 
@@ -131,7 +131,7 @@ class TreeDrafter(ModelReader):
         guesses = [] if self.lookup is None else list(self.lookup.offer(tokens, limit, self.n_leaves))
         offer, depth = [(guess.confidence, guess.parent) for guess in guesses], len(tokens)
         plan = self._planned(
-            lambda lag: self.policy.plan_tree(limit, self.n_leaves, offer=offer, lag=lag, depth=depth),
+            lambda lag: self.policy.plan_tree(Situation(limit, self.n_leaves, offer, lag, depth)),
             self.policy.learn,
             tokens,
             self._lag(tokens),

@@ -10,7 +10,7 @@ from specllama.core.verification import children_of
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import Controller, PassCosts
 from specllama.drafters.length import TUNED
-from specllama.drafters.shape import Grounds, GrownTree, Shape, best_shapes, by_rank
+from specllama.drafters.shape import Grounds, GrownTree, Shape, Situation, best_shapes, by_rank
 
 # Acceptance of the second, third and fourth child of a node, given that those before it are rejected: as recorded from
 # the default pair (benchmarks/README.md).
@@ -70,22 +70,14 @@ class TreeController(Controller):
         """The calibrations of a node's children."""
         return [self.calibration, *self._siblings]
 
-    def plan_tree(
-        self,
-        limit: int,
-        max_leaves: int,
-        *,
-        offer: Sequence[tuple[float, int]] = (),
-        lag: int | None = None,
-        depth: int = 0,
-    ) -> DraftPlan:
-        self._come_to(depth)
-        limit = min(limit, self.n_max)
-        step, plan = self._best_offered(offer, limit, max_leaves)
-        if lag is not None and limit > 0:
-            plan = self._with_model(plan, self._best_tree(step, limit), limit, lag)
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        self._come_to(at.depth)
+        limit = min(at.limit, self.n_max)
+        step, plan = self._best_offered(at.offer, limit, at.max_leaves)
+        if at.lag is not None and limit > 0:
+            plan = self._with_model(plan, self._best_tree(step, limit), limit, at.lag)
         if plan.n_given < len(step.tree.parents):  # the model alone is better
-            step = _TreeStep(GrownTree(limit, max_leaves))
+            step = _TreeStep(GrownTree(limit, at.max_leaves))
         step.plan, self._tree = plan, step
         return plan
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from specllama.drafters.shape import FixedShape, Grounds, TreePolicy, best_shape, best_shapes, by_rank
+from specllama.drafters.shape import FixedShape, Grounds, Situation, TreePolicy, best_shape, best_shapes, by_rank
 
 
 @cache
@@ -121,26 +121,26 @@ def grown(policy: TreePolicy, confidence: float = 0.9, n_most: int = 64) -> list
 def test_a_fixed_shape_grows_as_it_is() -> None:
     """Children under the wrong parent, when nodes are drawn level by level and the shape is not."""
     policy = FixedShape((-1, 0, 1, -1, 0, 3))
-    assert policy.plan_tree(16, 8, lag=0).n_drawn == 6
+    assert policy.plan_tree(Situation(16, 8, lag=0)).n_drawn == 6
     assert grown(policy) == [-1, -1, 0, 0, 1, 2]
 
 
 def test_a_fixed_shape_keeps_the_limits() -> None:
     """More leaves or nodes than the target can take."""
     policy = FixedShape((-1, -1, -1, 0, 0, 3))
-    policy.plan_tree(16, 1, lag=0)
+    policy.plan_tree(Situation(16, 1, lag=0))
     assert grown(policy) == [-1, 0, 1]
-    policy.plan_tree(16, 3, lag=0)
+    policy.plan_tree(Situation(16, 3, lag=0))
     assert grown(policy) == [-1, -1, -1, 0, 3]
-    policy.plan_tree(2, 8, lag=0)
+    policy.plan_tree(Situation(2, 8, lag=0))
     assert grown(policy) == [-1, -1]
-    assert policy.plan_tree(16, 8, lag=None).n_drawn == 0
+    assert policy.plan_tree(Situation(16, 8, lag=None)).n_drawn == 0
 
 
 def test_a_fixed_shape_takes_likely_offers_first() -> None:
     """An unlikely lookup in the place of drawn nodes; numbers of nodes that ignore the offered ones."""
     policy = FixedShape((-1, 0, -1, 0))
-    plan = policy.plan_tree(16, 8, offer=[(0.9, -1), (0.8, 0), (0.3, 1)], lag=0)
+    plan = policy.plan_tree(Situation(16, 8, offer=[(0.9, -1), (0.8, 0), (0.3, 1)], lag=0))
     assert (plan.n_given, plan.n_drawn) == (2, 2)
     assert policy.expand([-1]) == [-1]
     assert policy.go_on_tree(-1, 0.5)  # node 2 of the step

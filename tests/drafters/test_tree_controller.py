@@ -9,6 +9,7 @@ import pytest
 from specllama.core.types import Draft, Observation, Verdict
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import DOUBTFUL_GAP, FIRST_GAP, PROBE_TOKENS, CostProfile, Points
+from specllama.drafters.shape import Situation
 from specllama.drafters.tree_controller import TreeController
 
 FLAT: Points = ((1, 1.0), (17, 1.2))
@@ -25,7 +26,7 @@ def controller(verify: Points = FLAT, c: float = 0.1, *, typical: float = 0.8, s
 
 def grown(policy: TreeController, confidences: Sequence[float]) -> list[int]:
     """The parents of the drawn nodes; confidences: of the children of every node, by rank."""
-    n = policy.plan_tree(16, 8, lag=0).n_given
+    n = policy.plan_tree(Situation(16, 8, lag=0)).n_given
     parents, level = list[int](), [-1]
     while level and (chosen := policy.expand(level)):
         level = []
@@ -58,14 +59,14 @@ def test_nothing_is_drafted_where_rows_are_expensive(confidence: float) -> None:
     policy = controller(STEEP)
     assert grown(policy, (confidence,)) == []
     for _ in range(3 * DOUBTFUL_GAP):
-        assert policy.plan_tree(16, 8, lag=0).probe == 0
+        assert policy.plan_tree(Situation(16, 8, lag=0)).probe == 0
         policy.observe(seen((), ()))
 
 
 def test_one_leaf_is_a_chain() -> None:
     """Siblings for a model that evaluates no trees."""
     policy = controller()
-    policy.plan_tree(16, 1, lag=0)
+    policy.plan_tree(Situation(16, 1, lag=0))
     assert policy.expand([-1]) == [-1]
     assert policy.go_on_tree(-1, 0.3)
     assert not policy.go_on_tree(-1, 0.9)
@@ -74,10 +75,10 @@ def test_one_leaf_is_a_chain() -> None:
 def test_the_limit_holds_for_offered_and_drawn_nodes_together() -> None:
     """More rows than the target's context or batch has room for."""
     policy = controller()
-    plan = policy.plan_tree(3, 8, offer=[(0.9, -1), (0.9, 0), (0.9, 1), (0.9, 2)], lag=0)
+    plan = policy.plan_tree(Situation(3, 8, offer=[(0.9, -1), (0.9, 0), (0.9, 1), (0.9, 2)], lag=0))
     assert plan.n_given + plan.n_drawn == 3
     policy = controller()
-    policy.plan_tree(2, 8, lag=0)
+    policy.plan_tree(Situation(2, 8, lag=0))
     policy.expand([-1])
     assert [policy.go_on_tree(-1, 0.3) for _ in range(3)] == [True, True, False]
 
@@ -86,9 +87,9 @@ def test_offered_nodes_are_taken_while_they_pay() -> None:
     """Unlikely lookups that make every pass longer; a lookup that the model's draft hides."""
     policy = controller(RISING)
     offer = [(0.9, -1), (0.8, 0), (0.05, -1), (0.02, 1)]
-    assert policy.plan_tree(16, 8, offer=offer).n_given == 2
-    assert policy.plan_tree(16, 8, offer=[(0.05, -1)]).n_given == 0
-    plan = policy.plan_tree(16, 8, offer=[(0.99, -1), (0.99, 0), (0.99, 1)], lag=0)
+    assert policy.plan_tree(Situation(16, 8, offer=offer)).n_given == 2
+    assert policy.plan_tree(Situation(16, 8, offer=[(0.05, -1)])).n_given == 0
+    plan = policy.plan_tree(Situation(16, 8, offer=[(0.99, -1), (0.99, 0), (0.99, 1)], lag=0))
     assert plan.n_given == 3
 
 
@@ -142,10 +143,10 @@ def test_the_same_answers_give_the_same_trees() -> None:
 def test_the_first_probe_of_a_model_that_must_catch_up_comes_soon() -> None:
     """A long prompt that is never read, because trees do not probe."""
     policy = controller()
-    assert policy.plan_tree(16, 8, lag=3000).n_drawn == 0
+    assert policy.plan_tree(Situation(16, 8, lag=3000)).n_drawn == 0
     for _ in range(FIRST_GAP):
         policy.observe(seen((), ()))
-        plan = policy.plan_tree(16, 8, lag=3000)
+        plan = policy.plan_tree(Situation(16, 8, lag=3000))
     assert plan.probe == PROBE_TOKENS
 
 
@@ -158,5 +159,5 @@ def test_a_sibling_pays_for_the_row_it_adds_to_the_levels_to_come() -> None:
 def test_a_bad_model_is_not_used_beside_an_offer() -> None:
     """The share of later ranks over the first one, which exceeds 1 for a model that is rarely right at first."""
     policy = controller(RISING, c=0.3, typical=0.1, slope=0.0)
-    plan = policy.plan_tree(16, 8, offer=[(0.3, -1)], lag=0)
+    plan = policy.plan_tree(Situation(16, 8, offer=[(0.3, -1)], lag=0))
     assert (plan.n_given, plan.n_drawn) == (1, 0)

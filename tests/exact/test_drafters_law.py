@@ -20,7 +20,7 @@ from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import FORBIDDEN, PREFILL_AT_ONCE, ModelDrafter
-from specllama.drafters.shape import FixedShape, TreePolicy
+from specllama.drafters.shape import FixedShape, Situation, TreePolicy
 from specllama.drafters.tree import TreeDrafter
 from specllama.drafters.tree_controller import TreeController
 from tests.enumeration import law_of
@@ -62,16 +62,8 @@ class Moody:
         n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
         return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)])
 
-    def plan_tree(
-        self,
-        limit: int,
-        max_leaves: int,
-        *,
-        offer: Sequence[tuple[float, int]] = (),
-        lag: int | None = None,
-        depth: int = 0,
-    ) -> DraftPlan:
-        plan = self.plan(limit, offer=[chance for chance, _ in offer], lag=lag, depth=depth)
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        plan = self.plan(at.limit, offer=[chance for chance, _ in at.offer], lag=at.lag, depth=at.depth)
         return replace(plan, n_drawn=min(plan.n_drawn, 3))
 
     def expand(self, nodes: Sequence[int]) -> Sequence[int]:

@@ -22,7 +22,7 @@ from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps, Draft, DraftPlan, Observation, Rule, Verdict
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import BROKEN, FORBIDDEN, ModelDrafter
-from specllama.drafters.shape import FixedShape
+from specllama.drafters.shape import FixedShape, Situation
 from specllama.drafters.tree import CHAINS_ONLY, TreeDrafter
 from tests.enumeration import as_dict
 from tests.exact.harness import GREEDY, N_VOCAB, PLAIN, REPEAT, Rig, agreeing, params_of, plain_greedy
@@ -49,18 +49,9 @@ class Taking(FixedShape):
         self.n_given = n_given
         self.offers: list[Sequence[tuple[float, int]]] = []
 
-    def plan_tree(
-        self,
-        limit: int,
-        max_leaves: int,
-        *,
-        offer: Sequence[tuple[float, int]] = (),
-        lag: int | None = None,
-        depth: int = 0,
-    ) -> DraftPlan:
-        self.offers.append(offer)
-        certain = [(1.0, parent) for _, parent in offer[: self.n_given]]
-        return super().plan_tree(limit, max_leaves, offer=certain, lag=lag, depth=depth)
+    def plan_tree(self, at: Situation) -> DraftPlan:
+        self.offers.append(at.offer)
+        return super().plan_tree(replace(at, offer=[(1.0, parent) for _, parent in at.offer[: self.n_given]]))
 
 
 def model(n_vocab: int = 30, seed: int = 50, table: Table | None = None, **settings: object) -> FakeModel:
@@ -445,8 +436,8 @@ def test_a_probe_reads_the_end_of_the_text_and_leaves_nothing_behind() -> None:
     """A policy that never learns that the model would pay again, or a KV with tokens that were not committed."""
 
     class Probing(Asked):
-        def plan_tree(self, limit: int, max_leaves: int, *, lag: int | None = None, **rest: object) -> DraftPlan:
-            lags.append(lag)
+        def plan_tree(self, at: Situation) -> DraftPlan:
+            lags.append(at.lag)
             return DraftPlan(probe=99 if len(lags) == 3 else 0)
 
     lags: list[int | None] = []
