@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from specllama.base.errors import ContextFull, ModelBusy, PairError, PromptError
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, Resuming, common_prefix
+from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, Recording, Resuming, common_prefix
 
 
 class KeptPrefix:
@@ -31,6 +31,8 @@ class KeptPrefix:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        # Kept as long as the record of an adapter, or the next answer would not know who had the last one.
+        self._owner = KeptPrefix.of(model.model) if isinstance(model, Adapter) else self
         self._growing = model if isinstance(model, Growing) else None
         self._resuming = model if isinstance(model, Resuming) else None
         self._tokens: list[int] = []
@@ -38,6 +40,7 @@ class KeptPrefix:
         self._line: object = None  # marks the text that the record was last compared with
         self._n_same = 0  # tokens of the record that lead to it
         self._in_use = Lock()
+        self._left: tuple[LanguageModel, list[int] | None] | None = None  # by the last answer: its model, what was held
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -52,6 +55,24 @@ class KeptPrefix:
         finally:
             self._in_use.release()
 
+    @contextmanager
+    def used_by(self, model: LanguageModel) -> Iterator[None]:
+        """An answer uses the KV through `model`, an adapter or the model itself.
+
+        The KV is emptied first if another user changed it since the last answer: records that go by its length, in
+        adapters as well, would take other tokens of the same number for their own.
+        """
+        if self._left is not None and (self._left[0] is not model or self._left[1] != self._held()):
+            model.truncate(0)
+        try:
+            yield
+        finally:
+            self._left = model, self._held()
+
+    def _held(self) -> list[int] | None:
+        """The tokens in the KV; None if the model does not record them."""
+        return list(self._model.tokens) if isinstance(self._model, Recording) else None
+
     def rewind(self, tokens: Sequence[int], line: object = None) -> int:
         """Cut the KV to the longest prefix of `tokens[:-1]` that it need not compute again; returns its length.
 
@@ -59,7 +80,7 @@ class KeptPrefix:
         by the last call with the same mark are not compared again: over a long context the comparison takes longer than
         the sampling of a step.
         """
-        # Another length means another user: then the contents are unknown.
+        # After another user, the contents are unknown (see `used_by`).
         if self._model.length != len(self._tokens) + len(self._tree):
             self._tokens, self._tree, self._line = [], [], None
         n_same = self._n_same if line is not None and line is self._line else 0
@@ -174,6 +195,8 @@ def kv_owners(*models: LanguageModel) -> list[LanguageModel]:
 def leased(*models: LanguageModel) -> Iterator[None]:
     """Lease the KVs of all `models` for one answer. Raises as `KeptPrefix.lease` and `kv_owners` do."""
     with ExitStack() as stack:
-        for owner in kv_owners(*models):
-            stack.enter_context(KeptPrefix.of(owner).lease())
+        for owner, model in zip(kv_owners(*models), models, strict=True):
+            record = KeptPrefix.of(owner)
+            stack.enter_context(record.lease())
+            stack.enter_context(record.used_by(model))
         yield

@@ -367,6 +367,15 @@ def resume_at(model: LanguageModel, length: int) -> int:
 
 
 @runtime_checkable
+class Recording(Protocol):
+    """Optional for a model that records what its KV holds."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens now in the KV; of a tree, its nodes in the order in which they were added."""
+
+
+@runtime_checkable
 class Spelling(Protocol):
     """Optional for a model in whose KV a token may take several cells; its `n_ctx` is only an upper limit."""
 

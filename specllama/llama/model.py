@@ -310,6 +310,11 @@ class LlamaModel(Context):
         """Tokens in the KV cache, including held tokens."""
         return len(self._text)
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """See `types.Recording`."""
+        return self._text
+
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without logits. Full batches are computed now, the remainder with the next `eval`.
 

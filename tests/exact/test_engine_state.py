@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from specllama.audit.models import Passing
 from specllama.base.errors import BackendError, Interrupted, RollbackRefused
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent, TokenEvent
@@ -244,6 +245,31 @@ def test_two_engines_on_one_model_do_not_take_each_others_tokens_for_their_own(s
     first = answer(a, [1, 2, 3, 4])
     answer(b, [4, 3, 2, 1])
     assert answer(a, [1, 2, 3, 4]) == first == answer(Engine(model()), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("by", ["calls", "an adapter", "two adapters"])
+def test_an_engine_notices_another_user_who_leaves_as_many_tokens(by: str, seed: int) -> None:
+    """Prevents: a text of the same length, put there by direct calls or through an adapter, taken for its own."""
+
+    def answer(engine: Engine, prompt: list[int]) -> list[int]:
+        events = engine.generate(prompt, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=3)
+        return [event.token for event in events if isinstance(event, TokenEvent)]
+
+    def model() -> FakeModel:
+        return FakeModel(RandomTable(5, seed=seed), 5)
+
+    shared, prompt, other = model(), [1, 2, 3, 4], [4, 3, 2, 1]
+    engine = Engine(Passing(shared) if by == "two adapters" else shared)
+    first = answer(engine, prompt)
+    if by == "calls":
+        n_held = shared.length
+        shared.truncate(0)
+        shared.feed([*other, *other][:n_held])
+    else:
+        answer(Engine(Passing(shared)), other)
+    assert answer(engine, prompt) == first
+    assert shared.tokens == (*prompt, *first)[: shared.length]
 
 
 def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: SamplingParams) -> dict[Answer, float]:

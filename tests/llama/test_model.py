@@ -22,7 +22,7 @@ from specllama.base.errors import (
     UsageError,
 )
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Cancel
+from specllama.core.types import Cancel, Recording
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
 from specllama.llama.bindings import bindings
 from specllama.llama.memory import KV_TYPE_BYTES
@@ -193,6 +193,16 @@ def test_truncating_held_tokens(model: LlamaModel, path: Path) -> None:
     model.truncate(4)
     assert model.length == 4
     np.testing.assert_allclose(model.eval([1]), fresh(path, [*PROMPT[:4], 1], 1), atol=1e-4)
+
+
+def test_a_model_reports_the_tokens_that_it_holds(model: LlamaModel) -> None:
+    """Prevents: an answer that goes on from the text of another user, of the same length."""
+    assert isinstance(model, Recording)
+    model.feed([1, 2, 3])
+    model.eval([4, 5])
+    model.truncate(4)
+    model.feed([6])
+    assert list(model.tokens) == [1, 2, 3, 4, 6]
 
 
 def test_truncating_to_the_same_length_does_nothing(model: LlamaModel) -> None:
