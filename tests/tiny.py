@@ -172,7 +172,8 @@ def write_model(
     model itself, 1.0 an unrelated one. `n_ctx` is the context the model claims to be trained for. `extra` adds or
     overrides metadata keys (int, float, bool, str or a list of them). `kinds` quantizes matrices: "Q4_0", "Q8_0" or
     "IQ4_NL" by the last word of their names, such as "ffn_down"; their rows must be multiples of 32. With `n_expert`
-    (arch "llama"), a layer is a mixture of so many experts, two for a token.
+    (arch "llama"), a layer is a mixture of so many experts, two for a token. An unknown
+    architecture gets the tensors of "llama".
     """
     vocab = vocabulary or letters(n_vocab)
     n_embd = max(n_embd, tiny_recurrent.least_embd(arch))
@@ -398,7 +399,7 @@ def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) ->
     yield "token_embd.weight", n_vocab, n_embd, 1.0
     for index in range(shape.n_layer):
         block = f"blk.{index}."
-        for norm in _TENSORS_PER_LAYER_NORMS[arch]:
+        for norm in _TENSORS_PER_LAYER_NORMS.get(arch, ("attn_norm", "ffn_norm")):
             yield f"{block}{norm}.weight", 0, n_embd, 0.1
         if arch == "gemma3":
             yield f"{block}attn_q_norm.weight", 0, shape.head_dim, 0.1

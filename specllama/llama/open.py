@@ -33,9 +33,12 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
 _LOOK_S = 0.05  # between two looks at a call that runs in another thread
 _PATIENCE_S = 2.0  # a CPU back end stops within one graph node; others ignore the flag
-_NEWER_FILE = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer")
+# The last is said of a name that llama.cpp knows and whose graph it lacks.
+_NOT_SUPPORTED = (
+    "unknown pre-tokenizer", "unknown tokenizer", "unknown model architecture", "unsupported model architecture",
+)  # fmt: skip
 _ALLOCATION = ("allocate", "bad_alloc", "out of memory")
-_UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-python"
+_UPDATE = "a newer version may: update specllama and llama-cpp-python, or choose another model"
 _LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
 _NO_REASON = "no reason given"
 
@@ -220,7 +223,7 @@ def _load(about: Header, params: Any, progress: LoadProgress | None) -> Native:
 
 
 def _load_failure(about: Header, reason: str, version: str) -> SpecllamaError:
-    if _contains(reason, _NEWER_FILE):
+    if _contains(reason, _NOT_SUPPORTED):
         return ModelFileError(f"llama-cpp-python {version} does not support {about.path}: {reason}", hint=_UPDATE)
     if _contains(reason, _ALLOCATION):
         return MemoryShort(f"there is not enough memory to load {about.path.name}: {reason}", hint=_LESS_MEMORY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from specllama import llama
 from specllama.drafters import REGISTRY
 from specllama.llama import crash_test as probe
 from tests import tiny
-from tests.cli.conftest import ENDLESS, Pair, Result, Run, events_of, record_of
+from tests.cli.conftest import ENDLESS, SPECLLAMA, Pair, Result, Run, events_of, record_of
 from tests.hubserver import HubServer
 
 
@@ -66,6 +67,36 @@ def test_errors_come_before_weights_are_loaded(
     assert (result.code, result.out) == (code, "")
     assert error in result.err
     assert result.err.startswith("error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "arch", "extra", "reason"),
+    [
+        ("-m", "gptj", {}, "unsupported model architecture"),
+        ("-md", "jamba", {"jamba.ssm.inner_size": 48}, "GGML_ASSERT("),
+    ],
+)
+def test_a_model_that_llama_cpp_cannot_build_is_an_error_of_one_sentence(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    arch: str,
+    extra: dict[str, object],
+    reason: str,
+) -> None:
+    """Prevents: SIGABRT of the program, or a traceback, for a graph that is missing or that asserts."""
+    monkeypatch.setattr(tiny, "trust", lambda *parts: None)
+    path = tiny.write_model(tmp_path / "odd.gguf", arch=arch, extra=extra)
+    files = {"-m": pair.target, "-md": pair.draft, role: path}
+    words = [str(word) for item in files.items() for word in item]
+    result = subprocess.run([*SPECLLAMA, "run", *words, "--raw", "abc", "-n", "1"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert reason in error
+    assert hint.startswith("hint: ")
 
 
 PARENT = "maker/parent-GGUF"

@@ -59,6 +59,16 @@ def test_a_file_that_ends_llama_cpp_or_does_not_load_is_an_error(
     assert caught.value.hint
 
 
+def test_a_file_whose_graph_llama_cpp_lacks_is_not_called_damaged(tmp_path: Path) -> None:
+    """Prevents: the advice to download a sound file again."""
+    hints = set()
+    for arch in ("gptj", "made-up"):  # a name that llama.cpp knows, and one that it does not
+        with pytest.raises(ModelFileError, match=arch) as caught:
+            llama.load(tiny.write_model(tmp_path / f"{arch}.gguf", arch=arch))
+        hints.add(caught.value.hint)
+    assert len(hints) == 1
+
+
 def test_a_tokenizer_that_aborts_is_an_error(tmp_path: Path) -> None:
     """Prevents: SIGABRT in `check` and `run`."""
     extra = {"tokenizer.ggml.model": "bert"}
