@@ -134,7 +134,7 @@ def test_list_gives_the_size_of_every_shipped_pair(specllama: Run) -> None:
     rows = [line.split("\t") for line in specllama("models", "list").out.splitlines()]
     sizes = {name: size for name, _, _, size in rows if not name.startswith("tiny")}
     assert [name for name, size in sizes.items() if size == "unknown"] == []
-    assert sizes["gemma-3-27b"].startswith("~17")
+    assert sizes["mistral-small-24b"].startswith("~14")
 
 
 def test_verify_reads_the_files_again(specllama: Run) -> None:
