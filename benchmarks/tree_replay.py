@@ -135,19 +135,19 @@ def walk(draft: Draft, right: Sequence[int | None]) -> Iterator[int]:
         yield node
 
 
-def play(policy: TreePolicy, trace: Trace, costs: CostProfile, n_prompt: int = 0) -> Spent:
+def play(policy: TreePolicy, trace: Trace, costs: CostProfile) -> Spent:
     """The answer, drafted by a fresh policy. The draft has read the prompt."""
     spent, at, unread, held = Spent(len(trace)), 0, 0, 0  # unread: by the draft; held: rows computed again
     while at < len(trace):
         limit = min(LONGEST, len(trace) - at - 1)
-        plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at))
+        plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=at))
         if plan.probe:
             learn = getattr(policy, "learn")  # noqa: B009  # only planners probe
             for i in range(max(0, at - PROBE_TOKENS), at):
                 learn(trace.confidence[i][0], float(trace.right[i] == 0))
             spent.draft += costs.draft_cost(min(unread + 1, PROBE_TOKENS))
             unread = 0 if unread < PROBE_TOKENS else unread
-            plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=n_prompt + at))
+            plan = policy.plan_tree(Situation(limit, MAX_LEAVES, lag=unread, depth=at))
         tree = grown(policy, trace, at, limit, unread, costs) if plan.n_drawn else Grown([], [], set())
         n = len(tree.parents)
         draft = Draft(tuple(range(n)), None, tuple(tree.parents))

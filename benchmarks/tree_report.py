@@ -63,8 +63,8 @@ def mean_chances(kept: Sequence[Trace]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def shapes_for(chances: Sequence[float], costs: CostProfile, depth: int = 0) -> list[Shape]:
-    rows = tuple(costs.verify_cost(n, depth) for n in range(1, min(costs.verify[-1][0], LONGEST + 1) + 1))
+def shapes_for(chances: Sequence[float], costs: CostProfile) -> list[Shape]:
+    rows = tuple(costs.verify_cost(n) for n in range(1, min(costs.verify[-1][0], LONGEST + 1) + 1))
     levels = (0.0, *(costs.draft_cost(n) for n in range(1, MOST_WIDE + 1)))
     return best_shapes(Grounds(by_rank(chances), rows, levels, MAX_LEAVES))
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import typing
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from platformdirs import user_cache_path
@@ -54,3 +55,12 @@ def signals_reach_children() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def sound_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No child process that tests the build, which takes seconds, and no profile except a test's."""
+    from specllama.llama import crash_test
+
+    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -32,13 +32,13 @@ from specllama.api import SamplingKeywords
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
 from specllama.cli.loading import ask_of
 from specllama.files.catalog import user_file
-from specllama.llama import LlamaModel, crash_test, load_plan
-from specllama.llama.crash_test import Use
+from specllama.llama import LlamaModel, load_plan
 from specllama.pairs.ask import Ask
 from specllama.pairs.learning import Lesson
 from tests import tiny
 from tests.hubserver import HubServer
 
+pytestmark = pytest.mark.usefixtures("sound_build", "children")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 ENDLESS = {98: float("-inf"), 99: float("-inf")}  # no end tokens
 N_CTX = 1024
@@ -51,12 +51,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("api")
     options: dict[str, Any] = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 8192}
     return tiny.write_pair(folder, noise=0.03, **options)
-
-
-@pytest.fixture(autouse=True)
-def sound_build(monkeypatch: pytest.MonkeyPatch, children: list[Use]) -> None:
-    """No child process, which takes seconds."""
-    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ Rows = int | tuple[int, ...]  # 0 for a vector
 Tensor = tuple[str, Rows, int, float]  # name, rows, columns, standard deviation
 Part = Callable[["Shape"], Iterator[Tensor]]
 
-N_STATE, N_RANK, N_HEADS, N_GROUPS = 16, 2, 2, 1
+N_STATE, N_RANK, N_GROUPS = 16, 2, 1
 _HEAD, _LORA = 64, 8  # of RWKV; ggml's kernels read 64 numbers at once
 _DT = 64  # of PLaMo 2
 PURE = ("mamba", "mamba2", "rwkv6", "rwkv7")

@@ -31,19 +31,13 @@ from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, 
 from tests import tiny
 from tests.exact.harness import GREEDY, Certain
 
+pytestmark = pytest.mark.usefixtures("sound_build")
 SHARED = CostProfile(verify=((1, 1.0), (17, 1.6)), draft=((1, 0.1), (17, 0.2)))  # passes of many rows cost little
 STEEP = CostProfile(verify=((1, 1.0), (17, 17.0)), draft=((1, 0.1), (17, 0.2)))
 
 
 def profile_of(costs: CostProfile) -> Profile:
     return Profile(made="2026-01-02T03:04:05+00:00", target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=costs)
-
-
-@pytest.fixture(autouse=True)
-def sound_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No child process, which takes seconds, and no profile except a test's."""
-    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")

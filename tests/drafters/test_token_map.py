@@ -235,8 +235,8 @@ def test_a_map_by_text_is_made_once_for_two_files(tmp_path: Path, monkeypatch: p
     target.close()
 
 
-def mapped(path: Path, numbers: object, vocabulary: tiny.TinyVocabulary | None = None) -> Path:
-    return tiny.write_model(path, vocabulary=vocabulary or tiny.letters(8), extra={VOCAB_MAP: numbers})
+def mapped(path: Path, numbers: object) -> Path:
+    return tiny.write_model(path, vocabulary=tiny.letters(8), extra={VOCAB_MAP: numbers})
 
 
 def test_a_map_in_the_file_leads_to_the_parents_ids(tmp_path: Path) -> None:

@@ -81,14 +81,12 @@ SAMPLERS = {
 }
 
 
-def step_distance(
-    source: str, shape: str, rule: Rule, params: SamplingParams, n_vocab: int = 3, target: Table | None = None
-) -> float:
+def step_distance(source: str, shape: str, rule: Rule, params: SamplingParams) -> float:
     """How far the law of one step with a tree is from the target's own."""
     n_given, temperature = SOURCES[source]
-    target = target or RandomTable(n_vocab, 80)
-    drafter = tree_of(model(n_vocab, 81), SHAPES[shape], n_given, temperature=temperature)
-    engine = Engine(model(n_vocab, table=target), drafter, rule=rule)
+    target = RandomTable(3, 80)
+    drafter = tree_of(model(3, 81), SHAPES[shape], n_given, temperature=temperature)
+    engine = Engine(model(3, table=target), drafter, rule=rule)
     n_nodes = len(SHAPES[shape])
     found, _, _ = block_law(engine, PROMPT, params, n_max=n_nodes, cancel=Cancel(), most=10**6)
 

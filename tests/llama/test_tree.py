@@ -38,10 +38,10 @@ def text_of(n: int) -> list[int]:
     return [(7 * i * i + 3 * i) % N_VOCAB for i in range(n)]
 
 
-def random_tree(rng: np.random.Generator, n: int, *, first: int = 0) -> Parents:
+def random_tree(rng: np.random.Generator, n: int) -> Parents:
     """Parents of `n` nodes with at most MAX_LEAVES leaves; some nodes have many children, some paths are long."""
     parents: list[int] = []
-    for node in range(first, first + n):
+    for node in range(n):
         leaves = {-1, *range(node)}.difference(parents)
         free = sorted(leaves) if len(leaves) >= MAX_LEAVES else list(range(-1, node))
         parents.append(int(rng.choice(free[-3:] if rng.random() < 0.7 else free)))

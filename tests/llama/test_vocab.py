@@ -25,8 +25,8 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return load_vocabulary(path)
 
 
-def text_of(vocabulary: Vocabulary, tokens: list[int], *, special: bool = False) -> bytes:
-    return b"".join(vocabulary.piece(token, special=special) for token in tokens)
+def text_of(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    return b"".join(vocabulary.piece(token, special=False) for token in tokens)
 
 
 def test_special_text_is_a_control_token_only_on_request(byte_level: Vocabulary) -> None:

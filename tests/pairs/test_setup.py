@@ -17,7 +17,6 @@ from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import TUNED, DraftLength
 from specllama.files.catalog import load_catalog
-from specllama.llama import crash_test
 from specllama.llama.kernel_path import DEFAULT
 from specllama.llama.rollback import WINDOW
 from specllama.pairs import profile as profiles
@@ -27,6 +26,7 @@ from specllama.pairs.profile import ClassFigures, Profile
 from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare, require_fit
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("sound_build")
 CHEAP = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 0.01),))
 DEAR = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 5.0),))
 PROFILE = Profile(
@@ -46,13 +46,6 @@ class Heard(Listener):
     @contextmanager
     def loading(self) -> Iterator[Callable[[float, int], None]]:
         yield lambda share, n_bytes: self.shares.append(share)
-
-
-@pytest.fixture(autouse=True)
-def sound_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No child process, which takes seconds, and no profile except a test's."""
-    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture

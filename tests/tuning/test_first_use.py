@@ -18,7 +18,6 @@ from specllama.core.types import Cancel, Caps
 from specllama.drafters.calibration import Tally
 from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, Points, cost_at, rows_of
 from specllama.drafters.length import DraftLength
-from specllama.llama import crash_test
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.learning import learned, looked
@@ -50,9 +49,9 @@ class Timed:
     end_tokens: frozenset[int] = frozenset()
     vocab_size, n_ctx = 50, 64
 
-    def __init__(self, clock: Clock, cost: Callable[[int], float], length: int = 5) -> None:
+    def __init__(self, clock: Clock, cost: Callable[[int], float]) -> None:
         self.caps = Caps(max_block=17)
-        self.length = length
+        self.length = 5
         self.passes = list[int]()
         self._clock, self._cost, self._n_fed = clock, cost, 0
 
@@ -209,10 +208,8 @@ def test_a_busy_machine_is_measured_longer_but_never_too_long() -> None:
 
 
 @pytest.fixture
-def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+def setup(tmp_path: Path, sound_build: None) -> Setup:
     """A tiny pair that was never measured."""
-    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     target, draft = tiny.write_pair(tmp_path)
     return prepared(Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=256, n_threads=1)))
 
