@@ -171,6 +171,11 @@ class Pool:
         """Most tokens of a request, prompt and answer."""
         return self._target.n_ctx
 
+    @property
+    def n_ctx_draft(self) -> int | None:
+        """Most tokens of a request in the draft model, counted in its own tokens; None = no draft model."""
+        return None if self._draft is None else self._draft.n_ctx
+
     def run(self, requests: Iterable[Request | Done], *, in_order: bool = False) -> Iterator[Done]:
         """The ends of all requests, as they come or in the order of the requests.
 
@@ -219,7 +224,7 @@ class Pool:
         for task in [each for each in self._tasks if each.thread is None]:
             self._begin(task, ended)
         for task in self._tasks[:]:
-            if self.cancel.is_set() or task.request.cancel.is_set():
+            if task.want is not None and (self.cancel.is_set() or task.request.cancel.is_set()):
                 self._throw(task, Interrupted("the request was cancelled"), ended)
         drafting = [task for task in self._tasks if task.want is not None and task.want.view.slots is self._draft]
         rest = [task for task in self._tasks if task not in drafting]
@@ -258,9 +263,8 @@ class Pool:
         began_s = perf_counter()
         try:
             rows = model.run(parts)
-        except SpecllamaError as error:  # every slot of the model is empty
-            for task in self._tasks[:] if model is self._target else tasks:
-                self._throw(task, error, ended)
+        except SpecllamaError as error:
+            self._end_emptied(model, error, ended)
             return True
         seconds = perf_counter() - began_s
         for want, part in chosen:
@@ -277,8 +281,18 @@ class Pool:
             stats.count_draft_pass(n_rows, n_read, seconds)
             self._drafting.update(task.slot for task, _, _ in given)
         for task, _, logits in given:
-            self._go_on(task, partial(task.thread.switch, logits), ended)
+            if task.want is not None:  # else it ended with the failure of another one
+                self._go_on(task, partial(task.thread.switch, logits), ended)
         return bool(given)
+
+    def _end_emptied(self, model: SlotModel, error: SpecllamaError, ended: _Ended) -> None:
+        """Every slot of `model` is empty: end the requests that would go on from what it held.
+
+        A request that waits for the target has its draft read again what is missing.
+        """
+        for task in self._tasks[:]:
+            if task.want is not None and (model is self._target or task.want.view.slots is model):
+                self._throw(task, error, ended)
 
     def _begin(self, task: _Task, ended: _Ended) -> None:
         task.started, task.thread = perf_counter(), greenlet(self._answer)
@@ -306,6 +320,10 @@ class Pool:
         else:
             task.want = cast(Want, found)
             self._tasks.append(task)
+        for view in (self._views[task.slot], self._draft_views[task.slot]):
+            if view is not None and view.failure is not None:
+                error, view.failure = view.failure, None
+                self._end_emptied(view.slots, error, ended)
 
     def _answer(self, task: _Task) -> None:
         """Runs in the greenlet of the task."""

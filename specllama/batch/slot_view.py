@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from specllama.base.clock import perf_counter
-from specllama.base.errors import BackendError, error_of_request
+from specllama.base.errors import BackendError, SpecllamaError, error_of_request
 from specllama.core.arrays import FloatArray
 from specllama.core.kept_prefix import require_room
 from specllama.core.types import Cancel, Part, Resuming, SlotModel
@@ -53,6 +53,7 @@ class SlotView:
         self._unread: list[int] = []
         self.busy_s = 0.0  # in calls: in passes, and waiting for them
         self.kv_s = 0.0  # in `truncate` and `keep`
+        self.failure: SpecllamaError | None = None  # of `truncate` or `keep`: the slots of others may be empty
 
     @property
     def length(self) -> int:
@@ -104,14 +105,16 @@ class SlotView:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The time of a change of the KV. One that fails unexpectedly may have emptied the slots of others."""
+        """The time of a change of the KV, and its failure."""
         start_s = perf_counter()
         try:
             yield
         except Exception as error:
-            if (known := error_of_request(error)) is error:
+            self.failure = error_of_request(error)
+            if self.failure is error:
                 raise
-            raise BackendError(str(known), hint=known.hint) from error
+            self.failure = BackendError(str(self.failure), hint=self.failure.hint)
+            raise self.failure from error
         seconds = perf_counter() - start_s
         self.busy_s += seconds
         self.kv_s += seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Thread
 
 import pytest
@@ -16,6 +16,7 @@ from specllama.base.errors import (
     ModelBusy,
     NumericsError,
     PromptError,
+    RollbackRefused,
     SpecllamaError,
     UsageError,
 )
@@ -189,6 +190,53 @@ def test_a_change_of_the_kv_that_fails_is_no_error_of_one_request(call: str, mon
     view = SlotView(slots, 0, lambda want: pytest.fail("no pass"))
     with pytest.raises(BackendError):
         view.truncate(1) if call == "truncate" else view.keep(1, [])
+
+
+class Emptying(FakeSlots):
+    """As `LlamaSlots`: a change of the KV that fails leaves every slot empty."""
+
+    def fail_at(self, name: str, n_call: int) -> None:
+        self.name, self.n_left = name, n_call
+
+    def _fails(self, name: str) -> None:
+        if name != self.name:
+            return
+        self.n_left -= 1
+        if not self.n_left:
+            for model in self.slots:
+                model.truncate(0)
+            raise RollbackRefused("the KV cache was not changed")
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._fails("truncate")
+        super().truncate(slot, length)
+
+    def keep(self, slot: int, length: int, path: Sequence[int]) -> None:
+        self._fails("keep")
+        super().keep(slot, length, path)
+
+
+@pytest.mark.parametrize("n_call", [1, 2, 3])
+@pytest.mark.parametrize(("of_draft", "name"), [(False, "keep"), (False, "truncate"), (True, "truncate")])
+def test_a_change_of_the_kv_that_fails_is_the_error_of_all_that_it_emptied(
+    of_draft: bool, name: str, n_call: int
+) -> None:
+    """Prevents: answers that go on from an empty KV, or tell an internal error, after the failure of a neighbour."""
+    target, draft = (Emptying(table, N_VOCAB, 3) for table in (TARGET, DRAFT))
+    target.fail_at(name if not of_draft else "", n_call)
+    draft.fail_at(name if of_draft else "", n_call)
+    maker = FakeMaker(lambda view: (ModelDrafter(view, n_max=3), None))
+    pool = Pool(target, draft, maker)
+    ends = {done.id: done for done in pool.run(greedy(i, max_tokens=9, drafts=i % 3 == 0) for i in range(9))}
+    failed = {i for i, done in ends.items() if done.error is not None}
+    assert (len(ends), len(failed) <= 3) == (9, True)
+    assert len({str(ends[i].error) for i in failed}) <= 1
+    assert all(ends[i].tokens == alone(i, 9)[0][: len(ends[i].tokens)] for i in failed)
+    assert {i: (ends[i].tokens, ends[i].reason) for i in ends if i not in failed} == {
+        i: alone(i, 9) for i in set(ends) - failed
+    }
+    assert sorted(maker.begun) == sorted(maker.ended)
+    assert_works(pool)
 
 
 def test_a_failed_pass_ends_those_in_it_and_the_next_requests_go_on() -> None:
