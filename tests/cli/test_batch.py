@@ -243,16 +243,18 @@ def test_the_context_holds_the_longest_prompt_and_its_answer(specllama: Run, sho
     assert needed <= record["n_ctx"] <= needed + SPARE
 
 
-def test_a_recurrent_model_holds_the_longest_request_as_well(specllama: Run, tmp_path: Path) -> None:
-    """Prevents: requests of a recurrent model that end at its usual context, though the report tells a longer one."""
+@pytest.mark.parametrize("arch", ["mamba", "llama"])
+def test_requests_longer_than_the_usual_context_fit_and_are_told(specllama: Run, tmp_path: Path, arch: str) -> None:
+    """Prevents: requests of a recurrent model that end at its usual context; a wrong length in the answers."""
     vocabulary = tiny.byte_level()
-    model = tiny.write_model(tmp_path / "m.gguf", arch="mamba", vocabulary=vocabulary, n_ctx=6000)
+    model = tiny.write_model(tmp_path / "m.gguf", arch=arch, vocabulary=vocabulary, n_ctx=6000)
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "x" * 4500, "raw": True}))
     ends = forbidden(*(tiny.token_id(vocabulary, text) for text in ("<|im_end|>", "<|endoftext|>")))
     args = ["batch", "-m", str(model), "--spec-type", "none", "p.jsonl", "-n", "4", "--json", "-q", *ends]
     result = specllama(*args, "-o", "a.jsonl")
     assert result.code == 0
-    answer, record = lines_of(Path("a.jsonl"))[1], json.loads(result.out)
+    (start, answer), record = lines_of(Path("a.jsonl")), json.loads(result.out)
+    assert start["models"]["target"]["n_ctx"] == record["n_ctx"]
     needed = answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] + 4
     assert (len(answer["tokens"]), needed > 4096) == (4, True)
     assert needed <= record["n_ctx"] <= needed + SPARE
@@ -328,7 +330,7 @@ def test_a_pass_that_fails_is_no_error_of_a_request(
 
     class Failing:
         def __init__(self, pool: Any) -> None:
-            self.stats, self.n_ctx = pool.stats, pool.n_ctx
+            self.stats, self.n_ctx, self.n_ctx_draft = pool.stats, pool.n_ctx, pool.n_ctx_draft
 
         def run(self, asked: Any, **_options: Any) -> Any:
             for each in asked:
@@ -427,6 +429,20 @@ def test_killed_at_any_moment_a_batch_goes_on_to_the_same_answers(talker: Pair, 
     found = [(each["line"], each["tokens"]) for each in lines_of(tmp_path / "a.jsonl")[1:]]
     assert len(found) == 250
     assert dict(found) == expected
+
+
+def test_an_answer_that_cannot_be_written_is_an_error_of_its_request() -> None:
+    """Prevents: one answer that ends a batch of a thousand while its line is made."""
+    asked, error = Asked(7, "x", (Message("user", "a"),), False, Settings(), ""), LookupError("a bug")
+
+    def piece(token: int) -> bytes:
+        raise error
+
+    done = Done(source.Put(asked), tokens=(1, 2), reason="stop")
+    line, ended = command.line_of(done, piece)
+    assert (json.loads(line)["event"], json.loads(line)["id"], json.loads(line)["line"]) == ("error", "x", 7)
+    assert ended.error is not None
+    assert (ended.reason, ended.error.__cause__) == (None, error)
 
 
 def test_an_unexpected_error_of_one_request_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from specllama.base.errors import (
     PromptError,
     SpecllamaError,
     UsageError,
+    error_of_request,
 )
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import AUTO, MAX_CTX, MIN_CTX
@@ -170,7 +171,7 @@ def batch(
         out.note(at_once + (f" (line {survey.n_line} is the longest)" if survey and survey.n_line else ""))
         if caveat := caveat_of(settings, KernelPath.of(loaded.target.plan)):
             out.note(f"note: {caveat}")
-        header = {"event": START, "schema": SCHEMA, "settings": work.settings, **_about(loaded, setup, ask)}
+        header = {"event": START, "schema": SCHEMA, "settings": work.settings, **_about(loaded, setup, ask, pool)}
         put = _opened(work, out, stack)
         if not kept.header:
             put([to_json(header)])
@@ -240,9 +241,10 @@ def _answer(
     ):
         for ended in worker.batches(GAP_S):
             own = [done for done in ended if done.reason != "cancelled" and not _is_shared(done.error)]
-            if own:
-                put([to_json(entry(done, piece)) for done in own])
-            for text in tally.take(own):
+            lines = [line_of(done, piece) for done in own]
+            if lines:
+                put([line for line, _ in lines])
+            for text in tally.take([done for _, done in lines]):
                 status.clear()
                 out.warn(text)
             for done in ended:
@@ -284,15 +286,17 @@ def _opened(work: BatchWork, out: Output, stack: ExitStack) -> Callable[[list[st
     return stack.enter_context(AnswerFile(work.path, work.kept if work.path.exists() else None)).add
 
 
-def _about(models: Models, setup: Setup, ask: Ask) -> dict[str, object]:
-    """What the first line of the answers says of the models and the drafts."""
-    draft = models.loaded_draft
+def _about(models: Models, setup: Setup, ask: Ask, pool: Pool) -> dict[str, object]:
+    """What the first line of the answers says of the models and the drafts. The context is that of a request."""
+    draft = None
+    if setup.draft is not None and models.loaded_draft is not None:
+        draft = {**describe_model(setup.draft, models.loaded_draft), "n_ctx": pool.n_ctx_draft}
     return {
         "versions": versions(build_info()),
         "drafting": {"strategy": setup.strategy, "length": setup.length.to_json(), "rule": ask.drafting.rule.value},
         "models": {
-            "target": describe_model(setup.target, models.target),
-            "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,
+            "target": {**describe_model(setup.target, models.target), "n_ctx": pool.n_ctx},
+            "draft": draft,
         },
     }
 
@@ -302,8 +306,16 @@ def _is_shared(error: SpecllamaError | None) -> TypeGuard[SpecllamaError]:
     return isinstance(error, BackendError) and not isinstance(error, ContextFull)
 
 
-def entry(done: Done, piece: PieceOf) -> dict[str, object]:
-    """The line of a request that has ended."""
+def line_of(done: Done, piece: PieceOf) -> tuple[str, Done]:
+    """The line of a request that has ended, and its end: an error if its answer cannot be written."""
+    try:
+        return to_json(_entry(done, piece)), done
+    except Exception as error:
+        failed = replace(done, error=error_of_request(error), reason=None)
+        return to_json(_entry(failed, piece)), failed
+
+
+def _entry(done: Done, piece: PieceOf) -> dict[str, object]:
     put, error = done.id, done.error
     assert isinstance(put, Put)
     asked = put.asked
