@@ -144,7 +144,7 @@ def load(
         measure: "auto" measures an untuned pair at its first use, in the time of 12 to 20 tokens; "never": only
             lookups draft until it is tuned.
         n_ctx: tokens of context; 0 = the target's training context, as far as memory allows; None = the pair's, or
-            4096.
+            up to 4096.
         n_threads, n_gpu_layers: override the fields of `hardware`.
         hardware: the other settings of loading.
         offline: use only what is on this machine.

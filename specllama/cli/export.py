@@ -187,7 +187,7 @@ def _exported(models: PairOptions, options: ExportOptions, sampling: FilterOptio
         n_draft=n_draft,
         reason=reason,
         params=params,
-        n_ctx=choice.n_ctx,
+        n_ctx=choice.context(compared.headers[0]),
     )
 
 

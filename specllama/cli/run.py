@@ -131,7 +131,7 @@ def _show_prompt(parts: PromptParts, choice: Choice, listener: Said, out: Output
     out.text(read.text)
     for token, piece in zip(read.tokens, pieces, strict=True):
         out.detail(f"{token:8} {to_json(piece)}")
-    room = f", the context holds {figure(choice.n_ctx)}" if choice.n_ctx else ""
+    room = f", the context holds {figure(n_ctx)}" if (n_ctx := choice.context(header)) else ""
     out.note(f"{counted(len(read.tokens), 'token')}{room}")
 
 

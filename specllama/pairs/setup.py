@@ -80,13 +80,17 @@ class Choice:
     target: Wanted
     draft: Wanted | None  # None if the strategy uses no draft model
     strategy: str
-    n_ctx: int  # 0 = see `longest_context`
+    n_ctx: int | None  # 0 = see `longest_context`; None = see `context`
     length: DraftLength
     any_strategy: bool = False  # the pair's profile, if it exists, chooses the strategy
     model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
     measure: bool = True  # see `Drafting`
+
+    def context(self, target: Header) -> int:
+        """`n_ctx`, or N_CTX as far as `target` was trained for it."""
+        return min(N_CTX, target.n_ctx_train or N_CTX) if self.n_ctx is None else self.n_ctx
 
 
 def choose(ask: Ask, listener: Listener) -> Choice:
@@ -120,7 +124,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
         target,
         draft if REGISTRY[strategy].needs_model else None,
         strategy,
-        n_ctx=next(n for n in (hardware.n_ctx, defaults.n_ctx, N_CTX) if n is not None),
+        n_ctx=defaults.n_ctx if hardware.n_ctx is None else hardware.n_ctx,
         length=DraftLength(longest, is_auto=is_auto),
         any_strategy=any_strategy,
         model_strategy=TRANSLATED if TRANSLATED in drafting.spec_type.split(",") else SIMPLE,
@@ -348,7 +352,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     if draft is not None:
         _warn_if_stale(draft, listener)
     options = LoadOptions(
-        n_ctx=choice.n_ctx,
+        n_ctx=choice.context(target.header),
         n_threads=hardware.n_threads,
         n_threads_batch=hardware.n_threads_batch,
         n_gpu_layers=hardware.n_gpu_layers,

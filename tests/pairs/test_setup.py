@@ -72,7 +72,7 @@ def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() ->
     choice = choose(Ask(), Listener())
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
     assert choice.length == DraftLength.auto(TUNED)
-    assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
+    assert choice.n_ctx == pair.defaults.n_ctx
     chosen = choose(Ask(drafting=Drafting(length=DraftLength(7)), hardware=Hardware(n_ctx=99)), Listener())
     assert (chosen.length, chosen.n_ctx) == (DraftLength(7), 99)
     assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None
@@ -152,6 +152,16 @@ def test_memory_and_fit_are_looked_at_before_loading(ask: Ask, tmp_path: Path, m
         monkeypatch.setattr(llama, "memory_free", lambda: 1000)
         with pytest.raises(MemoryShort):
             prepared(ask)
+
+
+@pytest.mark.parametrize(("trained", "asked", "n_ctx"), [(512, None, 512), (9000, None, 4096), (512, 600, 600)])
+def test_the_usual_context_is_no_longer_than_the_training_context(
+    tmp_path: Path, trained: int, asked: int | None, n_ctx: int
+) -> None:
+    """Prevents: a warning about a context that the user did not ask for."""
+    target, draft = tiny.write_pair(tmp_path, n_ctx=trained)
+    wish = Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=asked, n_threads=1))
+    assert prepared(wish).target_options.n_ctx == n_ctx
 
 
 def test_a_context_of_zero_is_the_longest_that_both_models_have_memory_for(

@@ -98,6 +98,6 @@ class BatchHardware(HardwareOptions):
         replace(
             shared.CTX_SIZE,
             help="Context of each request in tokens; 0 is the context the model was trained for. [the longest prompt "
-            "and -n; for stdin the pair's, or 4096]",
+            "and -n; for stdin the pair's, or up to 4096]",
         ),
     ] = None

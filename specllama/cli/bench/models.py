@@ -35,7 +35,7 @@ from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.naming import named
 from specllama.pairs.profile import LOOKUP_ALONE
-from specllama.pairs.setup import File, Listener, Setup, require_draft
+from specllama.pairs.setup import N_CTX, File, Listener, Setup, require_draft
 
 ROOM_FOR_PROMPTS = 2048  # tokens, besides --depth and --prompt-length
 _LEAST_BLOCK = TUNED + 1  # most rows that costs are measured with
@@ -101,13 +101,13 @@ def hardware_for(options: BenchHardware, load: Load) -> Hardware:
     )
 
 
-def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, default: int) -> int:
+def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, default: int | None) -> int:
     """Tokens of context: --ctx-size, or enough for the longest prompt and answer."""
     if hardware.ctx_size is not None:
         return hardware.ctx_size
     longest = max(sampling.predict or (LENGTHS[0][0],))
     wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
-    return max(default, wanted)
+    return max(default or N_CTX, wanted)
 
 
 def _without_auto(tuned: Setup, names: Names) -> str:

@@ -161,10 +161,6 @@ def bench_parallel(
         hardware=hardware_for(hardware, loads_of(hardware)[0]),
     )
     setup = pair_setup.prepare(pair_setup.choose(ask, listener), listener)
-    if hardware.ctx_size is None and setup.target.header.n_ctx_train:  # the requests get no more than that
-        options = setup.target_options
-        options = replace(options, n_ctx=min(options.n_ctx, setup.target.header.n_ctx_train))
-        setup = replace(setup, target_options=options)
     pair_setup.require_fit(setup, listener)
     conditions = [
         Condition(temperature=temperature, n_prompt=n_prompt, n_predict=n_predict)

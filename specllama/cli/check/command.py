@@ -138,11 +138,12 @@ def compare(choice: Choice, output: Output, machine: MachineMemory | None = None
             headers.append(llama.read_header(path, needs_weights=False))
             return Candidate(headers[-1], wish)
 
-        wish = _wish(asked, choice.n_ctx)
+        target = candidate(wanted[0], _wish(asked, 0))
+        wish = replace(target.options, n_ctx=choice.context(target.header))
         # The draft's context follows the target's.
         draft_wish = replace(wish, type_k=asked.type_k_draft, type_v=asked.type_v_draft, max_block=1, rpc=())
         find_draft = partial(candidate, wanted[1], draft_wish)
-        report = check_pair(candidate(wanted[0], wish), find_draft, machine, strategy=choice.model_strategy)
+        report = check_pair(replace(target, options=wish), find_draft, machine, strategy=choice.model_strategy)
         if report.fits:
             profile = profiles.find(key_of(headers[0], headers[1], wish, asked, choice.model_strategy)).profile
     return CheckedPair(replace(choice, target=wanted[0], draft=wanted[1]), report, tuple(headers), profile)
