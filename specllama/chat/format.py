@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.base import child
 from specllama.base.errors import BackendError, UsageError
+from specllama.base.signals import held
 from specllama.base.text import counted, figure
 from specllama.chat.endless import Lark, endless_schema
 
@@ -85,7 +86,10 @@ def format_of(kind: str, text: str, name: str = "") -> AnswerFormat:
             f"{name} has {counted(size, 'byte')}, expected at most {figure(MAX_BYTES)}",
             hint="shorten it: repeated parts of a schema can stand in $defs once",
         )
-    return _checked(kind, text, name) if size <= _MAX_SMALL else _checked_apart(kind, text, name)
+    if size > _MAX_SMALL:
+        return _checked_apart(kind, text, name)
+    with held():  # llguidance calls our tokenizer, and takes what a handler raises there for a bad format
+        return _checked(kind, text, name)
 
 
 def _checked_apart(kind: str, text: str, name: str) -> AnswerFormat:

@@ -19,7 +19,9 @@ from specllama.base.errors import UsageError
 from specllama.batch import requests
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import Asked
+from specllama.chat import format
 from specllama.chat.conversation import Message
+from specllama.chat.format import AnswerFormat
 from specllama.chat.settings import Settings
 from specllama.cli.batch import command, source
 from specllama.cli.batch.source import SPARE
@@ -115,26 +117,51 @@ def test_a_resume_that_cannot_go_on_does_not_advise_to_go_on(specllama: Run, tal
     assert (result.code, "--resume" in result.err) == (2, False)
 
 
-@pytest.mark.parametrize("n_check", [1, 2, 4])
+# Of requests on stdin, the first is checked in the main thread, the others in that of the pool.
+@pytest.mark.parametrize(("on_stdin", "n_check"), [(False, 1), (False, 2), (False, 4), (True, 1)])
 def test_ctrl_c_in_a_check_of_a_format_ends_the_reading(
-    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_check: int
+    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stdin: bool, n_check: int
 ) -> None:
     """Prevents: a Ctrl-C that becomes the error of one request: libraries catch what the handler raises."""
     checked: list[object] = []
 
-    def check(text: str) -> UsageError | None:
+    def check(kind: str, text: str, name: str) -> AnswerFormat:
         checked.append(text)
         try:
             if len(checked) == n_check:
                 signal.raise_signal(signal.SIGINT)
         except BaseException:
-            return UsageError("panic")
-        return None
+            raise UsageError("panic") from None
+        return AnswerFormat(kind, text, text)
 
-    monkeypatch.setattr(requests, "_known_format", check)
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "a", "regex": "b" * n}) for n in range(1, 9)))
-    result = specllama("batch", *talker.options, "p.jsonl", "-o", "a.jsonl", *FIXED)
+    monkeypatch.setattr(format, "_checked", check)
+    format.format_of.cache_clear()
+    requests._known_format.cache_clear()
+    lines = "\n".join(json.dumps({"prompt": "a", "regex": "b" * n}) for n in range(1, 9))
+    (tmp_path / "p.jsonl").write_text(lines)
+    given = ("-", "--input-format", "jsonl") if on_stdin else ("p.jsonl",)
+    result = specllama("batch", *talker.options, *given, "-o", "a.jsonl", *FIXED, stdin=lines.encode())
+    format.format_of.cache_clear()
+    requests._known_format.cache_clear()
     assert (result.code, len(checked) <= n_check + 1, Path("a.jsonl").exists()) == (130, True, False)
+
+
+def test_ctrl_c_in_the_check_of_an_options_format_ends_the_command(
+    specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a Ctrl-C that is told as a bad format."""
+
+    def check(kind: str, text: str, name: str) -> AnswerFormat:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            raise UsageError("panic") from None
+        return AnswerFormat(kind, text, text)
+
+    monkeypatch.setattr(format, "_checked", check)
+    format.format_of.cache_clear()
+    assert specllama("run", *talker.options, "a", "--regex", "option-format").code == 130
+    format.format_of.cache_clear()
 
 
 @pytest.mark.slow

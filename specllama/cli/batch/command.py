@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -112,9 +112,7 @@ def batch(
     reader = RequestReader(source.kind, settings, system, requests.raw, requests.row_template)
     read = source.read(reader)
     cancel = Cancel()
-    # A Ctrl-C that raised inside a check of a format would become an error of that request. On a pipe, reading waits.
-    with interruptible(cancel, lambda: None) if source.can_be_read_twice else nullcontext():
-        first = next(read, None)
+    first = next(read, None)
     if first is None:
         raise PromptError(f"{source.name} has no requests")
     kept = Kept() if path is None or not path.exists() else kept_in(path)
