@@ -22,6 +22,7 @@ from specllama.core.types import Cancel
 from specllama.drafters import SIMPLE, TRANSLATED, TREE
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import TUNED, DraftLength
+from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, crash_test
 from specllama.llama.kernel_path import DEFAULT
 from specllama.pairs import profile as profiles
@@ -162,6 +163,20 @@ def test_every_strategy_gives_the_greedy_text_of_plain_decoding(
         with open_pool(models, setup, Drafting(), n_ctx=64, n_slots=3) as pool:
             assert_exact(models, pool)
             assert pool._target.caps.tree == (spec_type == TREE)
+
+
+def test_a_translated_draft_whose_own_tokens_fill_its_context_stops_drafting(tmp_path: Path) -> None:
+    """Prevents: requests that fail because the draft spells their text with more tokens than the target."""
+    with ExitStack() as owned:
+        models, setup = opened(tmp_path, owned, TRANSLATED)
+        assert isinstance(models.draft, TranslatedModel)
+        long = max(range(models.target.vocab_size), key=lambda token: models.draft.n_cells([token]))
+        with open_pool(models, setup, Drafting(), n_ctx=64, n_slots=2) as pool:
+            asked = [replace(each, tokens=[long] * 12) for each in requests(3)]
+            ends = list(pool.run(asked))
+        assert models.draft.n_cells([long] * 12) > 64
+        assert [(done.error, len(done.notices), done.stats.n_drafted) for done in ends] == [(None, 1, 0)] * 3
+        assert [list(done.tokens) for done in ends] == [alone(models, each) for each in asked]
 
 
 def test_requests_without_drafts_decode_plainly(pair: tuple[Models, Setup]) -> None:
