@@ -35,10 +35,15 @@ CHANGES: Mapping[str, Change] = {
     "FIRST_GAP = DOUBTFUL_GAP": constants(controller, FIRST_GAP=20),
     "DOUBTFUL_GAP = FIRST_GAP": constants(controller, DOUBTFUL_GAP=8),
     "GAP_PER_PROBE_COST = 0": constants(controller, GAP_PER_PROBE_COST=0.0),
-    "PROBE_TOKENS = 12": constants(controller, PROBE_TOKENS=12),
+    "PROMISING = 1": constants(controller, PROMISING=1.0),
+    "always worth probing": constants(Controller, _worth_probing=lambda *_: True),
+    "PROBE_TOKENS = 24": constants(controller, PROBE_TOKENS=24),
     "no probes": constants(controller, FIRST_GAP=10**6, DOUBTFUL_GAP=10**6),
     "HORIZON = 16": constants(controller, HORIZON=16),
     "always worth catching up": constants(Controller, _worth_catching_up=lambda *_: True),
+    "looked-up tokens pay for the model": lambda: patch.object(
+        Controller, "_n_bare", property(lambda self: self._n_unused, lambda *_: None), create=True
+    ),
     "BLIND_INVESTMENT = 0": constants(controller, BLIND_INVESTMENT=0.0),
     "BLIND_INVESTMENT = inf": constants(controller, BLIND_INVESTMENT=math.inf),
     "evaluate without `look`": constants(Controller, look=lambda self, depth: depth < self._step.limit),

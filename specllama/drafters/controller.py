@@ -20,10 +20,12 @@ MOST_ATTENTION = 1e-3  # of one row and one token, in T(1); more is an error of 
 
 # A model that does not pay is probed: it reads the end of the text, and its predictions are compared with the text. The
 # first probe comes after FIRST_GAP tokens if the model is expected to pay, else after DOUBTFUL_GAP. Each bad probe adds
-# its cost in T(1) times GAP_PER_PROBE_COST to the gap.
+# its cost in T(1) times GAP_PER_PROBE_COST to the gap. A model that would not earn the probe and the reading of the
+# text at the acceptance PROMISING is not probed.
 FIRST_GAP, DOUBTFUL_GAP = 8, 20
 GAP_PER_PROBE_COST = 192.0
-PROBE_TOKENS = 24
+PROMISING = 0.9
+PROBE_TOKENS = 16  # half of them are context: `model.PROBE_CONTEXT`
 
 # Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
 # of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1), and KNOWN_INVESTMENT
@@ -158,6 +160,7 @@ class Controller:
         self.use(costs)
         self._step: _Step | None = None
         self._n_unused = 0  # tokens emitted since the model last drafted
+        self._n_bare = 0  # of these, in steps without looked-up tokens
         self._n_idle = 0  # tokens emitted since it last drafted or was probed
         self._gap = 0  # idle tokens before the next probe; 0 until the model is first considered
         self._probed = False  # the last plan has a probe
@@ -177,8 +180,6 @@ class Controller:
         self._depth = depth
         rows = range(1, self.n_max + 2)
         self._verify = [self.costs.verify_cost(n, depth) for n in rows]  # [n] = T(n+1), of n drafted tokens
-        # Beside many requests no draft may pay, not even one that is always accepted: then a probe is wasted.
-        self._can_pay = best_case(self._draft, lambda n: self._verify[n - 1], self.n_max + 1) > LEAST_RATE
 
     def _come_to(self, depth: int) -> None:
         """`_go_to` if the costs have changed since."""
@@ -194,7 +195,8 @@ class Controller:
         n_given, rate = self._best_offer(offer[:limit])
         plan = DraftPlan(n_given, rate=rate)
         if lag is not None and limit > 0:
-            plan = self._with_model(plan, self._best_model(offer[:n_given], limit), limit, lag)
+            best = self._best_model(offer[:n_given], limit, self.calibration.typical)
+            plan = self._with_model(plan, best, limit, lag)
         step = self._step = _Step(plan, limit, looks, self.calibration.typical)
         for chance in offer[: plan.n_given]:
             step.add(None, chance)
@@ -224,15 +226,22 @@ class Controller:
         if self._probed:  # without success
             self._probed = False
             self._gap += 0 if pays else int(GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS))
-        elif self._can_pay and self._n_idle >= self._gap and (self.calibration.empty or not pays):
+        elif (
+            self._n_idle >= self._gap
+            and (self.calibration.empty or not pays)
+            and self._worth_probing(lag, without.rate)
+        ):
             self.calibration.age(self._n_idle)
             self._n_idle, self._probed = 0, True
             return replace(without, probe=PROBE_TOKENS)
         return without
 
-    def _best_model(self, chances: Sequence[float], limit: int) -> tuple[int, float]:
-        """(tokens of the offer to take first: all or none, rate) with at least one token of the model."""
-        n_given, best, typical = 0, 0.0, self.calibration.typical
+    def _best_model(self, chances: Sequence[float], limit: int, typical: float) -> tuple[int, float]:
+        """(tokens of the offer to take first: all or none, rate) with at least one token of the model.
+
+        typical: acceptance of each of them.
+        """
+        n_given, best = 0, 0.0
         for start in sorted({0, len(chances)}):
             reach, n_expected = 1.0, 1.0
             for chance in chances[:start]:
@@ -250,11 +259,29 @@ class Controller:
 
     def _worth_catching_up(self, lag: int, rate: float, rival: float) -> bool:
         """True if reading `lag` tokens pays, to emit tokens at `rate` instead of `rival`."""
-        cost = self.costs.draft_cost(lag + 1) - self._draft
+        cost = self._catching_up(lag)
         investment = BLIND_INVESTMENT if self.calibration.blind else KNOWN_INVESTMENT
         if self.calibration.empty and cost > investment:
             return False
-        return cost <= max(HORIZON, self._n_unused // 2) * (1.0 / rival - 1.0 / rate)
+        return cost <= self._saving(rate, rival)
+
+    def _worth_probing(self, lag: int, rival: float) -> bool:
+        """True if a promising model would save more than the probe and reading `lag` tokens cost."""
+        _, rate = self._best_model((), self.n_max, max(PROMISING, self.calibration.typical))
+        cost = self.costs.draft_cost(min(lag + 1, PROBE_TOKENS)) + self._catching_up(lag)
+        return rate > LEAST_RATE * rival and cost <= self._saving(rate, rival)
+
+    def _catching_up(self, lag: int) -> float:
+        """What reading `lag` tokens costs, beside drafting."""
+        return self.costs.draft_cost(lag + 1) - self._draft
+
+    def _saving(self, rate: float, rival: float) -> float:
+        """T(1) that the model is expected to save in this answer, at `rate` instead of `rival`.
+
+        Only in steps without looked-up tokens, by their share so far: 1 at first, with the weight of FIRST_GAP tokens.
+        """
+        share = (self._n_bare + FIRST_GAP) / (self._n_unused + FIRST_GAP)
+        return max(HORIZON, self._n_unused // 2) * share * (1.0 / rival - 1.0 / rate)
 
     def look(self, depth: int) -> bool:
         """May the model be evaluated for token `depth`? Its confidence is unknown."""
@@ -298,7 +325,7 @@ class Controller:
         """Learn from the accepted tokens and the first rejected one; those after it were not judged."""
         step, self._step = self._step, None
         n_accepted = len(seen.verdict.path)
-        self._pass(n_accepted + 1)
+        self._pass(seen)
         if step is None or seen.draft.parents is not None:
             return
         n_drafted = min(len(seen.draft.tokens), len(step.confidences))
@@ -308,12 +335,14 @@ class Controller:
         if step.plan.n_drawn and n_drafted > step.plan.n_given:
             self._restart()
 
-    def _pass(self, n_tokens: int) -> None:
-        """So many tokens were emitted."""
+    def _pass(self, seen: Observation) -> None:
+        """Count the emitted tokens."""
+        n_tokens = len(seen.verdict.path) + 1
         self._n_idle += n_tokens
         self._n_unused += n_tokens
+        self._n_bare += 0 if seen.draft.n_given else n_tokens
 
     def _restart(self) -> None:
         """The model drafted: count anew."""
-        self._n_unused = self._n_idle = 0
+        self._n_unused = self._n_bare = self._n_idle = 0
         self._gap, self._probed = FIRST_GAP, False

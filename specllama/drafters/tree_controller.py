@@ -187,7 +187,7 @@ class TreeController(Controller):
         if step is None:
             super().observe(seen)
             return
-        self._pass(len(seen.verdict.path) + 1)
+        self._pass(seen)
         if len(seen.draft.tokens) != len(step.tree.parents):  # cut, or another drafter's
             return
         calibrations, node, at = self.by_rank, -1, -1  # the same node as drafted and as submitted

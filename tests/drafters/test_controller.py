@@ -25,6 +25,7 @@ from specllama.drafters.controller import (
     KNOWN_INVESTMENT,
     LEAST_RATE,
     PROBE_TOKENS,
+    PROMISING,
     Controller,
     CostProfile,
     Points,
@@ -154,7 +155,7 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
 
 def test_the_figures_are_those_of_the_page() -> None:
     """docs/controller.md with other figures than the code."""
-    assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST) == (1.02, 8, 20, 192)
+    assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST, PROMISING) == (1.02, 8, 20, 192, 0.9)
     assert (HORIZON, BLIND_INVESTMENT, KNOWN_INVESTMENT) == (32, 0.5, 4)
 
 
@@ -407,12 +408,13 @@ HOPELESS = costs(((1, 1.0), (2, 1.6), (9, 2.2)), 0.2)
 
 def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> None:
     """A probe in every step, or never again."""
-    controller = Controller(HOPELESS, calibration=known(0.05))
+    profile = CostProfile(verify=HOPELESS.verify, draft=((1, 0.2), (16, 0.6), (256, 4.6)))
+    controller = Controller(profile, calibration=known(0.05))
     probes = [i for i, plan in enumerate(pass_time(controller, 1500)) if plan.probe]
     assert all(plan == DraftPlan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
     gaps = [later - earlier for earlier, later in pairwise((0, *probes))]
     assert gaps[0] == DOUBTFUL_GAP
-    longer = int(GAP_PER_PROBE_COST * HOPELESS.draft_cost(PROBE_TOKENS))
+    longer = int(GAP_PER_PROBE_COST * profile.draft_cost(PROBE_TOKENS))
     assert {later - earlier for earlier, later in pairwise(gaps)} == {longer}
 
 
@@ -480,6 +482,48 @@ def test_what_catching_up_may_cost(cost: float, offer: Sequence[float], n_unused
         controller.plan(1, lag=None)
         controller.observe(seen(0, 0))
     assert bool(controller.plan(1, lag=8, offer=offer).n_drawn) == is_read
+
+
+def reading_costs(read: float) -> CostProfile:
+    """A drafted token costs nothing, a probe 0.2. At an acceptance of 90 % 32 tokens save 32 * (1 - 1/1.9) = 15.16."""
+    return CostProfile(verify=((1, 1.0), (2, 1.0)), draft=((1, 0.0), (2, 0.0), (16, 0.2), (17, read), (18, read)))
+
+
+def look_up(controller: Controller, n_tokens: int) -> None:
+    """Steps of one looked-up token, which is right, and one more."""
+    for _ in range(n_tokens // 2):
+        controller.observe(seen(1, 1, n_given=1))
+
+
+@pytest.mark.parametrize(
+    ("read", "n_looked_up", "n_before"),
+    [
+        (14.9, 0, DOUBTFUL_GAP),
+        (15.1, 0, 66),  # half of 66 tokens save 15.6
+        (4.1, 20, 20),  # the share of the others is (0 + 8) / (20 + 8), that of 15.16 is 4.33
+        (4.3, 20, 21),  # (1 + 8) / (21 + 8): 4.7
+    ],
+)
+def test_a_model_is_probed_only_if_a_promising_one_would_earn_the_probe_and_the_reading(
+    read: float, n_looked_up: int, n_before: int
+) -> None:
+    """Slower than lookups alone: probes for a gain that hardly any draft can give, or that lookups have already."""
+    controller = Controller(reading_costs(read), calibration=known(0.01))
+    look_up(controller, n_looked_up)
+    n = n_looked_up
+    while not controller.plan(1, lag=99).probe and n < 99:
+        controller.observe(seen(0, 0))
+        n += 1
+    assert n == n_before
+
+
+@pytest.mark.parametrize(("read", "is_read"), [(4.3, True), (4.4, False)])
+def test_tokens_that_lookups_draft_do_not_pay_for_catching_up(read: float, is_read: bool) -> None:
+    """A long text that is read for a model whose tokens mostly come from lookups: 5 % slower in summaries."""
+    controller = Controller(reading_costs(read), calibration=known(0.9))
+    look_up(controller, 20)
+    assert bool(controller.plan(1, lag=99).n_drawn) == is_read
+    assert Controller(reading_costs(read), calibration=known(0.9)).plan(1, lag=99).n_drawn, "nothing was looked up"
 
 
 def test_a_drafter_that_knows_no_plans_is_probed_with_one_token() -> None:
