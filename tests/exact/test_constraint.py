@@ -256,8 +256,11 @@ def test_a_broken_row_within_forced_tokens_is_the_error_of_plain_decoding(strate
 
 
 @pytest.mark.parametrize("strategy", ["draft-simple", "tree"])
-def test_a_probe_after_forced_tokens_judges_the_text_before_them(strategy: str) -> None:
+def test_a_probe_after_forced_tokens_judges_the_text_before_them(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Laws laid over later tokens: a draft that says what its target says would count as bad."""
+    monkeypatch.setattr(Controller, "_worth_probing", lambda *_: True)
     table = a_pair(0).target
     last_only = replace(a_pair(0), target=lambda history: table(history[-1:]), n_ctx=400)  # a probe may skip text
     policy = (Controller if strategy == "draft-simple" else TreeController)(DOUBTFUL)
