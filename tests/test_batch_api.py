@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from specllama import BatchAnswer, ModelBusy, Pair, PromptError, UsageError
-from tests.test_api import ENDLESS, ask, files, opened, pair, sound_build  # noqa: F401
+from tests.test_api import ENDLESS, ask, files, opened, pair  # noqa: F401
 
 PROMPTS = ["hello", "a", "what is it?", "hello again", "b c d", "x" * 50, "hello"]
 

@@ -118,16 +118,21 @@ def test_ctrl_c_in_a_long_prompt_is_back_within_a_second(terminal: Start, pair: 
 
 def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
     """A program that cannot be stopped while llama.cpp computes, or a terminal without echo after it."""
-    shown = terminal(*_long(pair))
-    shown.wait_for(lambda t: "accepted" in t.text)
-    assert not termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
-    os.kill(shown.child.pid, signal.SIGSTOP)  # so that both arrive before the first can end the answer
-    os.kill(shown.child.pid, signal.SIGINT)
-    os.kill(shown.child.pid, signal.SIGTERM)
-    os.kill(shown.child.pid, signal.SIGCONT)
-    assert shown.finish(close=False) == 143
+    for _ in range(4):
+        shown = terminal(*_long(pair))
+        shown.wait_for(lambda t: "accepted" in t.text)
+        assert not termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
+        os.kill(shown.child.pid, signal.SIGSTOP)  # so that both arrive before the first can end the answer
+        os.kill(shown.child.pid, signal.SIGINT)
+        os.kill(shown.child.pid, signal.SIGTERM)
+        os.kill(shown.child.pid, signal.SIGCONT)
+        code = shown.finish(close=False)
+        assert termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
+        if code == 143:
+            break
+        assert code == 130, "the system may hand the second signal to a thread that comes late"
+    assert code == 143
     assert not _ends_with_summary(shown)
-    assert termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
 
 
 def test_a_piped_answer_still_shows_how_far_the_prompt_is(terminal: Start, pair: Pair, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ _N_THREADS = whole(1, 1024)
 _KV_TYPE = word(*KV_TYPES)
 CTX_SIZE = Option(
     "-c --ctx-size N",
-    "Context size in tokens; 0 is the context the model was trained for. [the pair's, or up to 4096]",
+    "Context size in tokens; 0 is the training context. [the pair's, or up to 4096]",
     whole(MIN_CTX, MAX_CTX, special=0),
 )
 THREADS = Option("-t --threads N", "Threads for decoding. [physical cores]", _N_THREADS)
