@@ -142,7 +142,7 @@ def opened(args: argparse.Namespace) -> Iterator[tuple[Bench, list[list[int]]]]:
     ask, listener, cancel = Ask(), Listener(), Cancel()
     setup = prepare(choose(ask, listener), listener)
     assert setup.profile is not None, "tune the default pair first: specllama tune"
-    # The models' own KV is not used, so it is short, as in `specllama batch`.
+    # Of the models' own KV only the arm "alone" makes use, so it is short; `specllama batch` has the longest request's.
     setup = replace(setup, target_options=replace(setup.target_options, n_ctx=2048))
     with load_models(setup, listener, cancel) as models:
         talk = Conversation(models.target.vocab, setup.target.template)
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--predict", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--growth", type=int, help="answer so many short requests and print the memory")
+    parser.add_argument("--growth", type=int, help="answer so many requests and print the memory")
     args = parser.parse_args()
     growth(args) if args.growth else compare(args)
 
