@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.base import child
 from specllama.base.errors import BackendError, UsageError
 from specllama.base.signals import held
-from specllama.base.text import counted, figure
+from specllama.base.text import counted, decoded, figure
 from specllama.chat.endless import Lark, endless_schema
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ _HINTS = {
     JSON_SCHEMA: "see docs/guide.md for the keywords that work",
     GRAMMAR: "GBNF begins with `root ::=`, a Lark grammar with `start:`",
     REGEX: "without look-around and back references; it must match the whole answer",
+}
+
+_SOURCES = {
+    JSON_SCHEMA: ("a JSON schema or the file of one", "schema.json"),
+    GRAMMAR: ("the file of a GBNF or Lark grammar", "grammar.gbnf"),
 }
 
 
@@ -161,17 +166,17 @@ def read_format(kind: str, source: str, name: str = "") -> AnswerFormat:
             size = path.stat().st_size
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        what = "a JSON schema or the file of one" if kind == JSON_SCHEMA else "the file of a GBNF or Lark grammar"
-        raise UsageError(f"{name} {source} cannot be read: {reason} (expected {what})") from None
+        what, example = _SOURCES[kind]
+        raise UsageError(
+            f"{name} {source} cannot be read: {reason} (expected {what})", hint=f"for example: {name} {example}"
+        ) from None
     if size > MAX_BYTES:
         raise UsageError(
             f"{name} {source} has {counted(size, 'byte')}, expected at most {figure(MAX_BYTES)}",
             hint="shorten it: repeated parts of a schema can stand in $defs once",
         )
-    try:
-        return format_of(kind, data.decode("utf-8-sig"), f"{name} {source}")
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} {source} is no text in UTF-8") from None
+    name = f"{name} {source}"
+    return format_of(kind, decoded(data, name, UsageError), name)
 
 
 def option_format(kind: str, name: str, value: object) -> AnswerFormat:

@@ -38,9 +38,7 @@ class Drafting:
 class Hardware:
     """How models are loaded."""
 
-    n_ctx: int | None = (
-        None  # tokens; 0 = the training context as far as memory allows, None = the pair's, or up to 4096
-    )
+    n_ctx: int | None = None  # tokens; 0 = the training context as memory allows, None = the pair's, or up to 4096
     n_threads: int | None = None  # None = the physical cores
     n_threads_batch: int | None = None  # for passes over several tokens; None = as `n_threads`
     n_threads_draft: int | None = None  # None = as `n_threads`

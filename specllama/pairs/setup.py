@@ -80,17 +80,24 @@ class Choice:
     target: Wanted
     draft: Wanted | None  # None if the strategy uses no draft model
     strategy: str
-    n_ctx: int | None  # 0 = see `longest_context`; None = see `context`
+    n_ctx: int | None  # 0 = see `longest_context`; None = N_CTX as far as the target was trained for it
     length: DraftLength
     any_strategy: bool = False  # the pair's profile, if it exists, chooses the strategy
     model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
     measure: bool = True  # see `Drafting`
+    n_wanted: int = 0  # tokens of context to have at least, as far as the target was trained for them
 
     def context(self, target: Header) -> int:
-        """`n_ctx`, or N_CTX as far as `target` was trained for it."""
-        return min(N_CTX, target.n_ctx_train or N_CTX) if self.n_ctx is None else self.n_ctx
+        """Tokens of context to load `target` with."""
+        n_ctx = usual_context(target) if self.n_ctx is None else self.n_ctx
+        return max(n_ctx, usual_context(target, self.n_wanted))
+
+
+def usual_context(target: Header, n_ctx: int = N_CTX) -> int:
+    """`n_ctx`, at most the training context."""
+    return min(n_ctx, target.n_ctx_train or n_ctx)
 
 
 def choose(ask: Ask, listener: Listener) -> Choice:

@@ -168,8 +168,9 @@ def test_files_and_text_give_the_same_format(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe{}")
     (tmp_path / "large").write_bytes(b" " * (MAX_BYTES + 1))
     for source in (path, tmp_path / "missing", tmp_path, tmp_path / "large"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as refused:
             read_format("json-schema", str(source))
+        assert refused.value.hint
     for typed in ("json", "regex", {"regex": 3}, {"regex": "a", "grammar": "b"}, {}, 7):
         with pytest.raises(UsageError):
             check_format("format", typed)

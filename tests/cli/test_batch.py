@@ -107,6 +107,10 @@ def test_statistics_as_json(specllama: Run, talker: Pair, prompts: Path) -> None
     record = json.loads(result.out)
     assert (result.code, record["answers"], record["errors"], record["cut"], record["requests"]) == (1, 4, 2, 4, 6)
     assert record["stats"]["spec"]["n_emitted"] == 3 * 8 + 3
+    start = json.loads(Path("a.jsonl").read_text().splitlines()[0])
+    figures = {"requests", "answers", "errors", "cut", "seconds", "parallel", "n_ctx", "stats"}
+    assert (record["event"], record.keys() - start.keys()) == ("report", figures)
+    assert record["n_ctx"] == record["models"]["target"]["n_ctx"]
 
 
 def test_a_resume_that_cannot_go_on_does_not_advise_to_go_on(specllama: Run, talker: Pair) -> None:

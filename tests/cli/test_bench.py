@@ -425,6 +425,13 @@ def test_a_report_compared_with_itself_says_so(specllama: Run, tmp_path: Path, m
         assert "a.json is compared with itself" in result.err
 
 
+def test_no_context_is_longer_than_the_model_was_trained_for(specllama: Run, short_pair: Pair, prompts: Path) -> None:
+    """Prevents: a warning about a context that no run needs."""
+    args = ["--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "2", "-r", "1", "--temp", "0"]
+    report = measured(specllama, "bench", *short_pair.options, *args)
+    assert (report.target["n_ctx"], report.drafts[0]["n_ctx"]) == (2048, 2048)
+
+
 def test_a_short_budget_compares_fewer_settings_by_default() -> None:
     """Prevents: ten settings in two minutes, with too few prompts each."""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from specllama.llama import LoadOptions
+from specllama.pairs.setup import LEAVES
 from tests.cli.conftest import SILENT, Pair, Run
 
 
@@ -46,6 +48,17 @@ def test_no_context_is_longer_than_the_model_was_trained_for(specllama: Run, sho
     assert json.loads(Path("r.json").read_text())["target"]["n_ctx"] == 2048
 
 
+@pytest.mark.slow
+def test_a_tree_is_drafted_and_recorded(specllama: Run, talker: Pair, loaded: list[LoadOptions]) -> None:
+    """Prevents: chains measured for `--tree`, in a report that says trees."""
+    args = ["bench", *talker.options, "--parallel", "1", "-r", "1", "-n", "8", "--category", "qa", *SILENT]
+    result = specllama(*args, "--tree", "6", "-o", "r.json", "-q")
+    assert (result.code, result.err) == (0, "")
+    settings = json.loads(Path("r.json").read_text())["settings"]
+    assert (settings["spec_type"], settings["spec_draft_n_max"]) == (["tree"], [6])
+    assert [options.max_leaves for options in loaded] == [LEAVES, LEAVES]
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -55,6 +68,7 @@ def test_no_context_is_longer_than_the_model_was_trained_for(specllama: Run, sho
         ["--parallel", "1", "--delay", "1"],
         ["--parallel", "1", "--synthetic", "0.5"],
         ["--parallel", "1", "--spec-draft-n-max", "2,4"],
+        ["--parallel", "1", "--tree", "4,8"],
         ["--parallel", "1", "--spec-type", "lookup,draft-simple"],
         ["--parallel", "1", "--verify-rule", "block,token"],
         ["--parallel", "1", "--threads", "1,2"],
@@ -65,3 +79,4 @@ def test_what_is_not_measured_is_refused_before_a_model_is_loaded(specllama: Run
     """Prevents: an option that silently has no effect."""
     result = specllama("bench", "-m", "missing.gguf", *more)
     assert (result.code, result.out) == (2, "")
+    assert "missing.gguf" not in result.err

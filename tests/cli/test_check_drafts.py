@@ -74,6 +74,13 @@ def test_a_folder_is_searched_and_the_best_comes_first(specllama: Run, target: P
     assert [(each["name"], each["fits"]) for each in candidates] == [(line[1], line[0] == "in") for line in lines]
 
 
+def test_the_context_is_that_of_the_other_commands(specllama: Run, target: Path, folder: Path) -> None:
+    """Prevents: a warning at every candidate about a context that the user did not ask for."""
+    for options, warned in (([], False), (["-c", "4096"], True)):
+        candidates = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json", *options))
+        assert {"context" in each["reason"] for each in candidates if each["fits"]} == {warned}
+
+
 def test_measured_costs_decide_the_order(specllama: Run, target: Path, folder: Path, plain_environment: None) -> None:
     """Prevents: a draft that is small and slow before one that pays on this machine."""
     small = tiny.write_model(folder / "small.gguf", n_embd=16, n_ff=32, extra={"general.name": "Tiny 0.5B"})

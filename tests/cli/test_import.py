@@ -6,11 +6,15 @@ import hashlib
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specllama.cli.models import importing
 from specllama.files.catalog import load_catalog
 from specllama.files.other_apps import found_models
+from specllama.pairs.check import Candidate
+from specllama.pairs.find_drafts import FoundDraft, judge
 from tests import tiny
 from tests.cli.conftest import EVIL, Run, record_of
 
@@ -106,6 +110,22 @@ def test_a_pair_of_any_name_is_not_offered_again(specllama: Run, disk: Path) -> 
     assert specllama("models", "add", "mine", "-m", pair["target"], "-md", pair["draft"]).code == 0
     after = record_of(specllama("models", "import", "--json"))["pairs"]
     assert [each["target"] for each in after] == [each["target"] for each in before if each is not pair]
+
+
+def test_a_pair_is_judged_with_a_context_that_its_target_was_trained_for(
+    specllama: Run, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: memory counted for a context that `run` does not use; a warning at every draft."""
+    targets: list[Candidate] = []
+
+    def spy(target: Candidate, *rest: Any) -> FoundDraft:
+        targets.append(target)
+        return judge(target, *rest)
+
+    monkeypatch.setattr(importing, "judge", spy)
+    assert specllama("models", "import", "--json").code == 0
+    assert targets
+    assert all(each.options.n_ctx == each.header.n_ctx_train < 4096 for each in targets)
 
 
 def test_a_pipe_gets_one_line_each(specllama: Run, disk: Path) -> None:

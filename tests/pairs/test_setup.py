@@ -15,7 +15,7 @@ from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageErro
 from specllama.chat.settings import strategies
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
-from specllama.drafters.length import TUNED, DraftLength
+from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.llama.kernel_path import DEFAULT
 from specllama.llama.rollback import WINDOW
@@ -23,8 +23,9 @@ from specllama.pairs import profile as profiles
 from specllama.pairs import setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.profile import ClassFigures, Profile
-from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare, require_fit
+from specllama.pairs.setup import Choice, Listener, Setup, choose, load_models, prepare, require_fit
 from tests import tiny
+from tests.headers import QWEN
 
 pytestmark = pytest.mark.usefixtures("sound_build")
 CHEAP = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 0.01),))
@@ -162,6 +163,26 @@ def test_the_usual_context_is_no_longer_than_the_training_context(
     target, draft = tiny.write_pair(tmp_path, n_ctx=trained)
     wish = Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=asked, n_threads=1))
     assert prepared(wish).target_options.n_ctx == n_ctx
+
+
+@pytest.mark.parametrize(
+    ("trained", "n_ctx", "n_wanted", "context"),
+    [
+        (2048, None, 2176, 2048),
+        (9000, None, 2176, 4096),
+        (9000, None, 7000, 7000),
+        (9000, None, 12_000, 9000),
+        (9000, 512, 2176, 2176),  # the pair's
+        (2048, 3000, 2176, 3000),
+        (0, None, 7000, 7000),  # the file does not say
+    ],
+)
+def test_long_runs_get_the_context_that_they_need_and_that_was_trained(
+    trained: int, n_ctx: int | None, n_wanted: int, context: int
+) -> None:
+    """Prevents: prompts without room; a context beyond the trained one that the user did not ask for."""
+    choice = Choice(Path("target.gguf"), None, "none", n_ctx, NO_DRAFTS, n_wanted=n_wanted)
+    assert choice.context(replace(QWEN, n_ctx_train=trained)) == context
 
 
 def test_a_context_of_zero_is_the_longest_that_both_models_have_memory_for(

@@ -97,7 +97,7 @@ class BatchHardware(HardwareOptions):
         int | None,
         replace(
             shared.CTX_SIZE,
-            help="Context of each request in tokens; 0 is the context the model was trained for. [the longest prompt "
-            "and -n; for stdin the pair's, or up to 4096]",
+            help="Context of each request in tokens; 0 is the training context. [the longest prompt and -n; "
+            "for stdin the pair's, or up to 4096]",
         ),
     ] = None

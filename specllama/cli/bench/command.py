@@ -92,6 +92,7 @@ def bench(
             "answers in a format end by themselves, with tokens of the models (expected --natural-stop)",
             hint="add --natural-stop, and omit --synthetic",
         )
+    drafting = _with_lengths_of_trees(drafting, runs)
     target = _target(options.output)
     if runs.parallel is not None:
         if options.plots is not None:
@@ -156,11 +157,17 @@ def _settings(
     return found
 
 
+def _with_lengths_of_trees(drafting: BenchDrafting, runs: BenchRuns) -> BenchDrafting:
+    """`--tree` as strategies and lengths; many requests at once are measured with one strategy."""
+    if drafting.tree is None:
+        return drafting
+    spec_type = (AUTO, TREE) if runs.parallel is None else (TREE,)
+    return replace(drafting, spec_type=spec_type, spec_draft_n_max=drafting.tree, tree=None)
+
+
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
     """The options with default lengths and temperatures, fewer for a short budget."""
     is_short = runs.budget is not None and runs.budget < SHORT_S
-    if drafting.tree is not None:
-        drafting = replace(drafting, spec_type=(AUTO, TREE), spec_draft_n_max=drafting.tree, tree=None)
     if drafting.spec_draft_n_max is None:
         drafting = replace(drafting, spec_draft_n_max=(*map(DraftLength, (0, 4) if is_short else BENCH), AUTO_LENGTH))
     if sampling.temp is None:

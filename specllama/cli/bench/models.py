@@ -35,7 +35,7 @@ from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.naming import named
 from specllama.pairs.profile import LOOKUP_ALONE
-from specllama.pairs.setup import N_CTX, File, Listener, Setup, require_draft
+from specllama.pairs.setup import File, Listener, Setup, require_draft
 
 ROOM_FOR_PROMPTS = 2048  # tokens, besides --depth and --prompt-length
 _LEAST_BLOCK = TUNED + 1  # most rows that costs are measured with
@@ -101,13 +101,11 @@ def hardware_for(options: BenchHardware, load: Load) -> Hardware:
     )
 
 
-def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, default: int | None) -> int:
-    """Tokens of context: --ctx-size, or enough for the longest prompt and answer."""
-    if hardware.ctx_size is not None:
-        return hardware.ctx_size
+def _n_wanted(sampling: BenchSampling, runs: BenchRuns) -> int:
+    """Tokens of context for the longest prompt and answer."""
     longest = max(sampling.predict or (LENGTHS[0][0],))
-    wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
-    return max(default or N_CTX, wanted)
+    n_wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
+    return n_wanted
 
 
 def _without_auto(tuned: Setup, names: Names) -> str:
@@ -142,7 +140,8 @@ def prepare(
         )
     wanted = Drafting(spec_type=(names or ["lookup"])[0], length=DraftLength(longest))
     choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
-    choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx))
+    if hardware.ctx_size is None:
+        choice = replace(choice, n_wanted=_n_wanted(sampling, runs))
     more = pair_setup.resolve([named(name, draft=True) for name in extra[1:]], listener, offline=models.offline)
     first = pair_setup.prepare(choice, listener)
     for load in loads_of(hardware):

@@ -54,7 +54,7 @@ class BenchDrafting(DraftOptions):
         Any,  # tuple of int and "auto"
         shared.DRAFT_N_MAX.many(
             f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto. 0 is plain decoding, which is always measured; auto "
-            "needs a profile of `specllama tune`. [0,2,4,8,auto; 0,4,auto for a budget below 3m]"
+            "needs a profile of `specllama tune`. [0,2,4,8,auto; 0,4,auto for a budget below 3m; auto for --parallel]"
         ),
     ] = None
     spec_type: Annotated[
@@ -67,7 +67,7 @@ class BenchDrafting(DraftOptions):
         Any,
         shared.TREE.many(
             "Compare trees of so many nodes with chains of that length: short for --spec-type auto,tree with these "
-            "lengths."
+            "lengths. With --parallel: one tree, without chains."
         ),
     ] = None
     verify_rule: Annotated[Any, shared.VERIFY_RULE.many("Rules to accept drafted tokens: token, block, match.")] = (
@@ -79,7 +79,9 @@ class BenchDrafting(DraftOptions):
 class BenchSampling(SamplingOptions):
     """How the target samples, and how long an answer is."""
 
-    temp: Annotated[Any, shared.TEMP.many("Temperatures; 0 is greedy. [0,0.7; 0 for a budget below 3m]")] = None
+    temp: Annotated[
+        Any, shared.TEMP.many("Temperatures; 0 is greedy. [0,0.7; 0 for a budget below 3m or --parallel]")
+    ] = None
     seed: Annotated[
         int, replace(shared.SEED, help="Seed; every prompt and repetition derives its own.", check=whole(0))
     ] = 0
@@ -87,7 +89,9 @@ class BenchSampling(SamplingOptions):
     predict: Annotated[
         Any,
         replace(shared.PREDICT, also=shared.PREDICT.also + " --n-gen").many(
-            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, by budget]", whole(8)
+            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, by budget; 64 for "
+            "--parallel]",
+            whole(8),
         ),
     ] = None
     stop: ClassVar[None] = None  # type: ignore[misc]  # -r means --repetitions here
@@ -97,6 +101,10 @@ class BenchSampling(SamplingOptions):
 class BenchHardware(HardwareOptions):
     """How models are loaded. Every combination of values is a load with its own plain baseline."""
 
+    ctx_size: Annotated[
+        int | None,
+        replace(shared.CTX_SIZE, help=f"{shared.CTX_SIZE.help[:-1]}; more for long runs, up to the training context]"),
+    ] = None
     threads: Annotated[Any, shared.THREADS.many(shared.THREADS.help)] = None
     cache_type_k: Annotated[Any, shared.CACHE_TYPE_K.many(f"Types of keys in the KV cache: {', '.join(KV_TYPES)}.")] = (
         "f16"

@@ -36,7 +36,7 @@ from specllama.pairs.model_rows import MachineMemory
 from specllama.pairs.naming import Wanted
 from specllama.pairs.profile import Profile
 from specllama.pairs.report import CompatReport
-from specllama.pairs.setup import N_CTX, Choice, choose, key_of, resolve
+from specllama.pairs.setup import Choice, choose, key_of, resolve
 from specllama.tuning.expectation import expectation
 
 
@@ -97,8 +97,7 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
     try:
         if search.draft_for is not None:
             asked = hardware_of(hardware)
-            wish = _wish(asked, N_CTX if asked.n_ctx is None else asked.n_ctx)
-            fits = find_drafts(search.draft_for, models, search.scan, wish, asked, output, hub=search.hub)
+            fits = find_drafts(search.draft_for, models, search.scan, _wish(asked, 0), asked, output, hub=search.hub)
         elif search.scan is not None or search.hub:
             raise UsageError("--scan and --hub need --draft-for", hint="add --draft-for TARGET")
         else:

@@ -26,6 +26,7 @@ from specllama.pairs.ask import Hardware
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, judge, look_at, repos_for
 from specllama.pairs.naming import named
+from specllama.pairs.setup import usual_context
 from specllama.tuning.forecast import FLAT, speedup
 
 ONE_ROW: Points = ((1, 1.0),)
@@ -41,9 +42,10 @@ def find_drafts(
     *,
     hub: bool,
 ) -> bool:
-    """List drafts for the target that `text` names; True if one fits. `wish`: how `hardware` loads the target.
+    """List drafts for the target that `text` names; True if one fits.
 
-    Raises UsageError, ConfigError, DownloadError, ModelFileError, and UnsupportedModel for a target without rollback.
+    `wish`: how `hardware` loads the target, without its context. Raises UsageError, ConfigError,
+    DownloadError, ModelFileError, and UnsupportedModel for a target without rollback.
     """
     if models.pair or models.model or models.model_draft or models.hf_repo or models.hf_repo_draft:
         raise UsageError("--draft-for names the target (expected no other model)", hint="omit PAIR, -m, -md, -hf, -hfd")
@@ -51,7 +53,8 @@ def find_drafts(
         header = llama.read_header(path)
         refuse_architecture(header)
         places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
-        target, machine = Candidate(header, wish), this_machine()
+        n_ctx = usual_context(header) if hardware.n_ctx is None else hardware.n_ctx
+        target, machine = Candidate(header, replace(wish, n_ctx=n_ctx)), this_machine()
         found = ranked(
             [replace(judge(target, name, look, machine, hardware), place=place) for name, place, look in places]
         )

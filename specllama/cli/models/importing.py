@@ -24,10 +24,9 @@ from specllama.llama.header import refuse_architecture
 from specllama.pairs.ask import Hardware
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, judge, look_at
-from specllama.pairs.setup import N_CTX
+from specllama.pairs.setup import usual_context
 
 _PADDING = 1024  # most ids by which the vocabularies of two models of a family differ
-_TARGET = LoadOptions(n_ctx=N_CTX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def offers(models: Sequence[Readable], catalog: Catalog) -> Iterator[PairOffer]:
     known = {_files(hub.find(pair.target), hub.find(pair.draft)) for pair in catalog.pairs.values()}
     for one in models:
         others = {each.found.path: each for each in models if _is_near(one.header, each.header)}
-        target = Candidate(one.header, _TARGET)
+        target = Candidate(one.header, LoadOptions(n_ctx=usual_context(one.header)))
         judged = [judge(target, str(path), partial(look_at, path), machine, Hardware()) for path in others]
         best = next((each for each in ranked(judged) if each.fits), None)
         if best is not None:
