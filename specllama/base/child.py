@@ -15,15 +15,12 @@ from typing import IO, Any, TypeVar, cast
 
 from specllama.base import with_parent
 from specllama.base.errors import BackendError, SpecllamaError
+from specllama.base.signals import ENDING
 
 T = TypeVar("T")
 
 Tell = Callable[[str, float], None]  # the current step, and the share that is done
 TellShare = Callable[[float], None]  # the share alone
-
-# A terminal, a service manager and `timeout` send these to a whole group of processes.
-_PARENTS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
-
 
 # What this process has found out and its children need not find out again; goes to them with each job.
 known: dict[tuple[str, ...], str] = {}
@@ -45,7 +42,7 @@ def main() -> None:
     """Entry point of the child: does the work that comes on stdin. Ignores the signals that also reach the parent."""
     global is_child
     is_child = True
-    for number in _PARENTS:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     try:
         os.fstat(2)
@@ -81,11 +78,14 @@ def answer(work: Callable[[Tell], object], parent: IO[bytes]) -> None:
 
 @contextmanager
 def _shielded() -> Iterator[None]:
-    """Block the parent's signals, which a child that starts now inherits."""
+    """Block the signals of ENDING, which a child that starts now inherits.
+
+    A terminal, a service manager and `timeout` send them to a whole group of processes.
+    """
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:

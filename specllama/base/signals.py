@@ -1,19 +1,20 @@
-"""Signals that wait for the end of a call."""
+"""The signals that end a process, and how they wait for the end of a call."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+# SIGINT is the first. Windows has no SIGHUP.
 ENDING = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """The handlers of SIGINT, SIGTERM and SIGHUP run at the end of the block, before its error is raised.
+    """The handlers of the signals of ENDING run at the end of the block, each of them, before its error is raised.
 
     For libraries that call Python and take what a handler raises there for a failure of their own. Outside the main
     thread, where no handler runs, this does nothing.
@@ -26,13 +27,14 @@ def held() -> Iterator[None]:
     def hold(number: int, _frame: FrameType | None) -> None:
         received.append(number)
 
-    before = {number: old for number in ENDING if callable(old := signal.getsignal(number))}
     try:
-        for number in before:
-            signal.signal(number, hold)
-        yield
+        with ExitStack() as restoring:  # SIGINT last: a Ctrl-C must not raise in between
+            for number in ENDING:
+                if callable(old := signal.getsignal(number)):
+                    restoring.callback(signal.signal, number, old)
+                    signal.signal(number, hold)
+            yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-        for number in received:
-            signal.raise_signal(number)
+        with ExitStack() as raising:  # the next handler runs also if one raises
+            for number in reversed(received):
+                raising.callback(signal.raise_signal, number)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 from specllama.base.clock import standing_still
+from specllama.base.signals import ENDING
 
 
 class OnTerminal(Protocol):
@@ -35,14 +36,13 @@ ON_TERMINAL: WeakKeyDictionary[OnTerminal, None] = WeakKeyDictionary()  # what C
 
 
 def endings() -> list[int]:
-    """The three signals, unless the process ignores them: nohup ignores SIGHUP, a script's background job SIGINT.
+    """The signals of ENDING, unless the process ignores them: nohup ignores SIGHUP, a script's background job SIGINT.
 
     None outside the main thread, which alone can handle signals: a program may call `main` as a function.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
-    numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
