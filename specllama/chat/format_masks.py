@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import UsageError
+from specllama.base.signals import held
 from specllama.chat.format import AnswerFormat, limits, too_much_work
 from specllama.core.arrays import IntArray
 from specllama.core.constraint import NOTHING, Allowed
@@ -76,7 +77,9 @@ def _tokenizer(vocab: FormatVocabulary) -> LLTokenizer:
 
     if vocab not in _known:
         tokens = _Tokens(vocab)
-        _known[vocab] = LLTokenizer(TokenizerWrapper(tokens), n_vocab=vocab.size, eos_token=tokens.special_token_ids)
+        with held():  # it calls `tokens`, and hides what a handler raises there
+            wrapped = TokenizerWrapper(tokens)
+        _known[vocab] = LLTokenizer(wrapped, n_vocab=vocab.size, eos_token=tokens.special_token_ids)
     return _known[vocab]
 
 
@@ -161,7 +164,8 @@ class FormatConstraint:
 
     def _fresh(self, path: tuple[int, ...]) -> _State:
         """The state by the matcher. Raises UsageError if the format takes too much work."""
-        state = self._here() if self._go(path) else _NOTHING
+        with held():  # it calls the tokenizer, and takes what a handler raises there for a bad format
+            state = self._here() if self._go(path) else _NOTHING
         if self._matcher.is_error():
             reason, found = self._matcher.stop_reason(), self._matcher.get_error()
             self._restart()

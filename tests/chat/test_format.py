@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -227,6 +228,25 @@ def test_a_space_that_the_tokenizer_adds_is_not_forced() -> None:
     """SentencePiece puts a space before every text, but not in the middle of an answer."""
     constraint = FormatConstraint(schema(NAME), vocab := Bytes("name", space=True))
     assert vocab.text(list(constraint.forced())).startswith(b'{"name":')
+
+
+@pytest.mark.parametrize("n_call", [2, 3])  # of a new TokenizerWrapper, and of a matcher
+def test_a_signal_in_the_tokenizer_reaches_its_handler(n_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a Ctrl-C that llguidance takes for a tokenizer of another kind, or for a bad format."""
+    form, vocab, n_calls = schema(NAME), Bytes("name"), 0
+
+    def tokenize(self: Bytes, text: str, *, special: bool) -> list[int]:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == n_call:
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, text, special=special)
+
+    plain = Bytes.tokenize
+    monkeypatch.setattr(Bytes, "tokenize", tokenize)
+    with pytest.raises(KeyboardInterrupt):
+        FormatConstraint(form, vocab).forced()
+    assert vocab.text(list(FormatConstraint(form, vocab).forced())) == b'{"name": "'
 
 
 def test_what_fits_is_a_whole_answer() -> None:
