@@ -358,6 +358,7 @@ class Pool:
     def _abandon(self) -> None:
         """End what is in progress: each engine leaves its KV as after a cancelled answer."""
         with ExitStack() as stack:
+            stack.callback(self._forget_failures)
             for task in self._tasks:
                 if task.thread is not None:
                     stack.callback(self._end, task)
@@ -366,3 +367,9 @@ class Pool:
                         stack.callback(task.thread.throw, GreenletExit)
             self._tasks = []
             self.stats.n_active = 0
+
+    def _forget_failures(self) -> None:
+        """No request is left that a failed change of the KV would end."""
+        for view in (*self._views, *self._draft_views):
+            if view is not None:
+                view.failure = None
