@@ -1,7 +1,8 @@
 """Ablation of the controller: replays with one constant or mechanism switched off at a time.
 
 `replay.py report FILE.jsonl --ablate` prints the table. A change patches a module or a class, so the program needs no
-switches. A mechanism that gains less than 2 % on every machine is removed from the controller.
+switches. A mechanism that gains less than 2 % on every machine is removed from the controller; docs/controller.md
+names the exception.
 """
 
 from __future__ import annotations

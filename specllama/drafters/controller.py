@@ -25,13 +25,14 @@ MOST_ATTENTION = 1e-3  # of one row and one token, in T(1); more is an error of 
 FIRST_GAP, DOUBTFUL_GAP = 8, 20
 GAP_PER_PROBE_COST = 192.0
 PROMISING = 0.9
-PROBE_TOKENS = 16  # half of them are context: `model.PROBE_CONTEXT`
+PROBE_TOKENS = 16  # of a model that holds nothing, half are context: `model.PROBE_CONTEXT`
 
 # Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
 # of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1), and KNOWN_INVESTMENT
 # if the pair is known: this answer may be one of the bad ones. A long prompt costs tens.
 DEPTH_STEP = 256  # tokens of context after which T(n) is computed anew
 HORIZON = 32
+SHARE_WEIGHT = 8  # tokens; of the share 1 with which the steps without looked-up tokens begin
 BLIND_INVESTMENT, KNOWN_INVESTMENT = 0.5, 4.0
 
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
@@ -278,9 +279,9 @@ class Controller:
     def _saving(self, rate: float, rival: float) -> float:
         """T(1) that the model is expected to save in this answer, at `rate` instead of `rival`.
 
-        Only in steps without looked-up tokens, by their share so far: 1 at first, with the weight of FIRST_GAP tokens.
+        Only in steps without looked-up tokens, by their share so far: 1 at first, with the weight of SHARE_WEIGHT.
         """
-        share = (self._n_bare + FIRST_GAP) / (self._n_unused + FIRST_GAP)
+        share = (self._n_bare + SHARE_WEIGHT) / (self._n_unused + SHARE_WEIGHT)
         return max(HORIZON, self._n_unused // 2) * share * (1.0 / rival - 1.0 / rate)
 
     def look(self, depth: int) -> bool:

@@ -26,6 +26,7 @@ from specllama.drafters.controller import (
     LEAST_RATE,
     PROBE_TOKENS,
     PROMISING,
+    SHARE_WEIGHT,
     Controller,
     CostProfile,
     Points,
@@ -156,7 +157,7 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
 def test_the_figures_are_those_of_the_page() -> None:
     """docs/controller.md with other figures than the code."""
     assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST, PROMISING) == (1.02, 8, 20, 192, 0.9)
-    assert (HORIZON, BLIND_INVESTMENT, KNOWN_INVESTMENT) == (32, 0.5, 4)
+    assert (HORIZON, SHARE_WEIGHT, BLIND_INVESTMENT, KNOWN_INVESTMENT) == (32, 8, 0.5, 4)
 
 
 def test_old_samples_fade() -> None:
