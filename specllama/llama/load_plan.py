@@ -101,7 +101,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     """
     check_options(header, options)
     wish: dict[str, Any] = {"type_k": options.type_k, "type_v": options.type_v, "n_outputs": options.n_outputs}
-    wish["n_more"] = bytes_beyond_file(header, options, extra)
+    wish |= {"flash_attn": options.flash_attn, "n_more": bytes_beyond_file(header, options, extra)}
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
     ways = possible(header)
     asked = (options.rollback,) if options.rollback in ways else ()
@@ -172,6 +172,7 @@ def plan_slots(
         n_outputs=max(max_rows, n_lines),
         type_k=options.type_k,
         type_v=options.type_v,
+        flash_attn=options.flash_attn,
     )
     need = replace(need, weights=0, vocabulary=0)
     what = f"{counted(n_slots, 'request')} at once"

@@ -100,6 +100,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         type_v=wish.type_v,
         n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
         way_back=wished(model, wish.rollback),
+        flash_attn=wish.flash_attn,
     )
 
 

@@ -47,12 +47,24 @@ def test_the_compute_estimate_is_near_what_was_measured() -> None:
     llama.cpp logs these compute buffers for this model, in MiB; an output row has 0.6 MB.
     """
     row = 151936 * 4
-    for buffer, n_ctx, n_ubatch, n_outputs in (
-        (68.51, 4096, 512, 33), (72.5, 8192, 512, 17), (75.7, 4096, 128, 128), (17.2, 4096, 128, 17),
+    for buffer, n_ctx, n_ubatch, n_outputs, flash_attn in (
+        (68.51, 4096, 512, 33, "on"), (72.5, 8192, 512, 17, "on"), (75.7, 4096, 128, 128, "on"),
+        (17.2, 4096, 128, 17, "on"), (120.01, 4096, 512, 33, "off"), (224.01, 8192, 512, 17, "off"),
+        (76.44, 4096, 128, 128, "off"), (30.0, 4096, 128, 17, "off"),
     ):  # fmt: skip
-        assert compute_bytes(QWEN, n_ctx, n_ubatch, n_outputs) == pytest.approx(
-            buffer * 1024 * 1024 + n_outputs * row, rel=0.01
+        assert compute_bytes(QWEN, n_ctx, n_ubatch, n_outputs, flash_attn) == pytest.approx(
+            buffer * 1024 * 1024 + n_outputs * row, rel=0.015
         )
+
+
+def test_attention_without_flash_is_planned_for() -> None:
+    """Prevents: `--flash-attn off` ended by the out-of-memory killer."""
+    options = LoadOptions(n_ctx=8192, flash_attn="off")
+    loaded, expected = plan(options), compute_bytes(QWEN, 8192, 512, 33, "off")
+    assert loaded.need.compute == memory_needed(QWEN, options).compute == expected
+    slots = {"n_slots": 4, "n_ctx": 4096, "max_rows": 128, "n_leaves": 1, "n_swa": 0, "free": 64 * GB}
+    found = load_plan.plan_slots(QWEN, loaded, **slots).need.compute
+    assert found == compute_bytes(QWEN, 16384, 128, 128, "off")
 
 
 def test_too_little_memory_is_an_error_before_loading() -> None:
