@@ -16,6 +16,7 @@ import pytest
 from specllama import BatchAnswer, ModelBusy, Pair, PromptError, UsageError
 from tests.test_api import ENDLESS, ask, files, opened, pair  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("sound_build", "children")
 PROMPTS = ["hello", "a", "what is it?", "hello again", "b c d", "x" * 50, "hello"]
 
 
