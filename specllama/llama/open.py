@@ -38,7 +38,7 @@ _NOT_SUPPORTED = (
     "unknown pre-tokenizer", "unknown tokenizer", "unknown model architecture", "unsupported model architecture",
 )  # fmt: skip
 _ALLOCATION = ("allocate", "bad_alloc", "out of memory")
-_UPDATE = "a newer version may: update specllama and llama-cpp-python, or choose another model"
+_UPDATE = "update specllama and llama-cpp-python, or choose another model"
 _LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
 _NO_REASON = "no reason given"
 

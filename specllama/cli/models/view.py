@@ -187,7 +187,7 @@ def show_pair(output: Output, pair: CatalogPair) -> None:
     output.line(f"memory: {f'{pair.memory_gb} GB' if pair.memory_gb else '-'}")
     fixed = f"; {pair.defaults.n_max} with --spec-draft-p-min" if pair.defaults.n_max else ""
     output.line(f"default: --spec-draft-n-max auto{fixed}")
-    output.line(f"default: --ctx-size {pair.defaults.n_ctx or N_CTX}")
+    output.line(f"default: --ctx-size {pair.defaults.n_ctx or f'up to {N_CTX}'}")
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         output.line(f"{role}:")
         show_model(output, model, "  ")
