@@ -13,11 +13,12 @@ from specllama.core.distribution import Distribution
 from specllama.core.noise import SharedNoise, same_draw
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, params_of, random_pair
 from tests.exact.reference import Answer
+from tests.exact.translating import WatchedDraft
 from tests.fakes import random_laws
 
 N_DRAWS = 4_000
@@ -52,7 +53,7 @@ def test_the_race_has_the_law_by_enumeration(monkeypatch: pytest.MonkeyPatch) ->
     for levels in itertools.product(range(n), repeat=3):
         monkeypatch.setattr(noise, "arrivals", lambda ids, position, at=levels: grid[list(at)])
         wins[noise.first(law, 0, 1)[0]] += 1 / n**3
-    assert wins == pytest.approx(law.cells()[1], abs=1 / n)
+    assert wins == pytest.approx(law.cells()[1], abs=2e-3)  # the grid itself is off by 1.4e-3
 
 
 def test_seeds_positions_and_tokens_are_independent() -> None:
@@ -119,22 +120,22 @@ SETTINGS = {
 def drafted(strategy: str, pair: Pair, n_max: int, choose: SharedNoise, params: SamplingParams, n: int) -> Answer:
     """An answer with a strategy of the registry, on new models."""
     rig = pair.rig()
+    draft = WatchedDraft(pair.n_vocab) if strategy == TRANSLATED else rig.draft
     policy = Controller(COSTS) if n_max > 3 else None
     settings = DraftSettings(length=DraftLength(n_max), vocab_size=pair.n_vocab, policy=policy, n_leaves=8)
-    drafter = REGISTRY[strategy].make(rig.draft, settings)
-    return Rig(rig.target, rig.draft, drafter, rule=pair.rule).answer(PROMPT, params, choose, n)
+    drafter = REGISTRY[strategy].make(draft, settings)
+    return Rig(rig.target, draft, drafter, rule=pair.rule).answer(PROMPT, params, choose, n)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_one_seed_gives_one_text_with_any_drafts(settings: str) -> None:
     """Draft, strategy, length, rule and the controller's decisions must not reach the text."""
     params = SETTINGS[settings]
-    strategies = [name for name, strategy in REGISTRY.items() if name != "draft-tli"]
-    for seed in range(9):  # each length with each rule
+    for seed in range(20):  # each length with each rule
         pair = random_pair(seed, n_vocab=4)
         plain = Rig(pair.rig().target, None, None).answer(PROMPT, params, SharedNoise(seed), 12)
         n_max, rule = (1, 3, 6)[seed % 3], list(Rule)[seed // 3 % 3]
-        for strategy in strategies:
+        for strategy in REGISTRY:
             found = drafted(strategy, replace(pair, rule=rule), n_max, SharedNoise(seed), params, 12)
             assert found == plain, (seed, strategy)
 
