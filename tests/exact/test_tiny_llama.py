@@ -32,7 +32,7 @@ from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
-from tests.llama.test_rollback import doubling
+from tests.llama.test_rollback import ARCHITECTURES, KEEPING, doubling
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -160,9 +160,17 @@ def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_ma
     require_the_targets_law(pair, n_max, rule)
 
 
-@pytest.mark.parametrize(("n_max", "rule"), [(2, Rule.TOKEN), (3, Rule.BLOCK)])
 @pytest.mark.parametrize(
-    ("arch", "rollback"), [("mamba", SAVED), ("mamba", DEVICE), ("qwen35", KEPT), ("qwen35", SAVED)]
+    ("arch", "rollback", "n_max", "rule"),
+    [
+        *((arch, KEPT if arch in KEEPING else SAVED, 3, Rule.BLOCK) for arch in ARCHITECTURES),
+        ("mamba", DEVICE, 3, Rule.BLOCK),
+        ("qwen35", SAVED, 3, Rule.BLOCK),
+        ("mamba", SAVED, 2, Rule.TOKEN),
+        ("mamba", DEVICE, 2, Rule.TOKEN),
+        ("qwen35", KEPT, 2, Rule.TOKEN),
+        ("qwen35", SAVED, 2, Rule.TOKEN),
+    ],
 )
 def test_the_enumerated_law_of_recurrent_models_is_that_of_the_target(
     tmp_path: Path, arch: str, rollback: str, n_max: int, rule: Rule
