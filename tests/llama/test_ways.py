@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +13,10 @@ import pytest
 
 from specllama import llama
 from specllama.audit import kv
+from specllama.audit import run as audit
 from specllama.audit.kv import Along
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
+from specllama.audit.report import KV_BOUND, AuditReport
 from specllama.base.errors import Interrupted, MemoryShort, UsageError
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
@@ -26,7 +29,7 @@ from specllama.llama import LlamaModel, LoadOptions, read_header
 from specllama.llama.header import window_layers
 from specllama.llama.load_plan import GpuMemory, LoadPlan, plan_load
 from specllama.llama.memory import kv_bytes, window_cells
-from specllama.llama.rollback import DEVICE, KEPT, SAVED, TRUNCATION, WAYS, WINDOW, WindowCache
+from specllama.llama.rollback import DEVICE, KEPT, SAVED, TRUNCATION, WAYS, WINDOW, Call, SavedStates, WindowCache
 from specllama.llama.ways import ASKED, MeasuredWays, WayBack, cheapest
 from tests import tiny
 
@@ -35,6 +38,9 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 N_WINDOW, N_CELLS = 8, 256  # llama.cpp rounds 8 + 16 up to 256
 ROUNDING = 5e-3  # of logits with a spread of about 1.5: the cells of a window stand in another order
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.3)
+PARTIAL = 1  # flag of llama.cpp: the recurrent state, without cells of full attention
+N_PLACE = 16  # bytes at the beginning of such a state, the last four of which are its position
+sound_back = SavedStates.back
 NO_GPU = GpuMemory(supported=False, n_free=0, shared=False)
 
 
@@ -210,35 +216,82 @@ def test_greedy_answers_are_those_of_a_whole_cache(tmp_path: Path, role: str) ->
     assert n_rejected > 100
 
 
+LITTLE = AuditEffort(
+    n_prompts=1, n_tokens=6, n_contexts=1, most_branches=30, n_enumerated=2, n_draws=1, n_runs=2, n_steps=6
+)
+
+
+def subject_of(target: LlamaModel, draft: LlamaModel, **prompts: list[int]) -> AuditSubject:
+    """A pair, audited under every rule."""
+    return AuditSubject(
+        target=target,
+        draft=draft,
+        prompts=[AuditPrompt(name, tuple(tokens)) for name, tokens in prompts.items()],
+        params=SamplingParams(temperature=1.0),
+        strategies=("draft-simple", "chain"),
+        rules=tuple(Rule),
+        drafting=DraftSettings(length=DraftLength(4)),
+        seed=3,
+        piece=lambda token: bytes([97 + token]),
+    )
+
+
 @pytest.mark.slow
 def test_the_audit_finds_no_trace_of_rejected_tokens_in_a_cache_of_the_window(tmp_path: Path) -> None:
     """Prevents: rejected tokens in a window that begins anew several times, in target and draft, under every rule."""
     paths = write(tmp_path / "t.gguf", seed=1), write(tmp_path / "d.gguf", seed=1, noise=0.1)
     with load(paths[0]) as target, load(paths[1], max_block=33) as draft:
-        subject = AuditSubject(
-            target=target,
-            draft=draft,
-            prompts=(
-                AuditPrompt("long", tuple(text_of(N_CELLS + 100))),
-                AuditPrompt("edge", tuple(text_of(N_CELLS - 9))),
-            ),
-            params=SamplingParams(temperature=1.0),
-            strategies=("draft-simple", "chain"),
-            rules=tuple(Rule),
-            drafting=DraftSettings(length=DraftLength(4)),
-            seed=3,
-            piece=lambda token: bytes([97 + token]),
-        )
-        effort = AuditEffort(
-            n_prompts=2, n_tokens=1, n_contexts=1, most_branches=1, n_enumerated=1, n_draws=1, n_runs=12, n_steps=25
-        )
+        subject = subject_of(target, draft, long=text_of(N_CELLS + 100), edge=text_of(N_CELLS - 9))
         along = Along(target.end_tokens, np.random.default_rng(0))
-        rows = [row for found in kv.check(subject, effort, along) for row in found]
+        rows = [row for found in kv.check(subject, replace(LITTLE, n_runs=12, n_steps=25), along) for row in found]
     assert {row.model for row in rows} == {"target", "draft"}
     for row in rows:
         assert (row.n_foreign, row.difference) == (0, 0.0)
         assert row.narrow <= ROUNDING < row.wrong
     assert sum(row.n_dropped for row in rows) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "way"), [("jamba", SAVED), ("jamba", DEVICE), ("qwen35", SAVED), ("qwen35", KEPT)])
+def test_the_audit_passes_states_and_finds_one_that_is_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, way: str
+) -> None:
+    """Prevents: an audit that does not see the state of a recurrent layer, by any way back."""
+    paths = tiny.write_pair(tmp_path, arch=arch, n_vocab=40, noise=0.1)
+    with load(paths[0], way) as target, load(paths[1], way) as draft:
+        # A short prompt: a tiny state forgets within tens of tokens.
+        both = subject_of(target, draft, short=text_of(8))
+        subject = replace(both, strategies=("draft-simple",), rules=(Rule.BLOCK,))
+
+        def audited() -> AuditReport:
+            *_, report = audit.run(subject, LITTLE, {})
+            assert isinstance(report, AuditReport)
+            return report
+
+        sound = audited()
+        assert sound.passed, sound.bugs
+        assert {row.model for row in sound.kv} == {"target", "draft"}
+        assert all(row.n_dropped and row.difference <= KV_BOUND < row.wrong for row in sound.kv)
+        monkeypatch.setattr(SavedStates, "back", back_without_the_state)
+        broken = audited()
+    assert not broken.passed
+    assert {row.model for row in broken.kv if not row.sound} == {"target", "draft"}
+
+
+def back_without_the_state(self: SavedStates, call: Call, n_decoded: int, length: int) -> int | None:
+    """Goes back, but the state keeps the numbers of the rejected tokens."""
+
+    def state() -> ctypes.Array[ctypes.c_uint8]:
+        data = (ctypes.c_uint8 * call("llama_state_seq_get_size_ext", self._context, 0, PARTIAL))()
+        assert call("llama_state_seq_get_data_ext", self._context, data, len(data), 0, PARTIAL) == len(data)
+        return data
+
+    numbers = state()
+    at = sound_back(self, call, n_decoded, length)
+    if at:
+        numbers[:N_PLACE] = state()[:N_PLACE]
+        assert call("llama_state_seq_set_data_ext", self._context, numbers, len(numbers), 0, PARTIAL)
+    return at
 
 
 def test_trees_need_the_whole_cache(path: Path) -> None:
