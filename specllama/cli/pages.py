@@ -22,7 +22,7 @@ PAGES = {
     ),
     "run": Page(
         (
-            'specllama run "Explain tail calls."',
+            'specllama run "Explain tail calls." --seed 7 --seed-mode same',
             'git diff | specllama run -x "Fix the bug. Print the file."',
             "specllama run -m target.gguf -md draft.gguf --json-schema person.json -f m.txt",
         ),
@@ -41,7 +41,7 @@ PAGES = {
     "chat": Page(
         (
             "specllama chat",
-            'specllama chat --pair qwen3-4b -sys "Answer in one sentence."',
+            'specllama chat --pair qwen3-4b -sys "Answer yes or no." --grammar yes-no.gbnf',
             "specllama chat --load notes.json",
         ),
         ("--system-prompt", "--load", "--pair", "--model", "--model-draft", "--temp", "--ctx-size"),
@@ -97,7 +97,7 @@ PAGES = {
     "draft remove": Page(("specllama draft remove qwen-q4_0", "specllama draft remove qwen-q4_0 --yes")),
     "bench": Page(
         (
-            "specllama bench -m target.gguf -md draft.gguf --budget 3m -o report.md",
+            "specllama bench -m target.gguf -md draft.gguf --rollback kept,saved -o ways.md",
             "specllama bench --parallel 1,2,4,8,16 -o parallel.md",
             "specllama bench compare before.json after.json",
         ),
