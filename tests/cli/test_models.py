@@ -165,6 +165,7 @@ def test_show_tells_everything_about_a_pair_or_a_model(specllama: Run) -> None:
         "summary: for tests",
         "memory: 8 GB",
         "n-max auto; 3 with",
+        "--ctx-size up to 4096",
         f"Hub {REPO}",
         "licence: MIT",
         "recorded at the first download",
