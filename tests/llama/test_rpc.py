@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -226,22 +227,35 @@ def test_a_server_that_cannot_be_used_is_one_sentence(backend: None, monkeypatch
 
 @pytest.mark.slow
 def test_two_servers_compute_the_target_and_the_draft_stays(backend: None, tmp_path: Path) -> None:
-    """Prevents: layers on no server, a draft that waits for the network."""
+    """Prevents: layers on no server, in `run` or `batch`; a draft that waits for the network."""
     target, draft = tiny.write_pair(tmp_path, vocabulary=tiny.ascii_level(), chat_template=tiny.CHATML, n_ctx=512)
     with ExitStack() as open_servers:
         servers = [open_servers.enter_context(serving())[0] for _ in range(2)]
-        common = ["-m", str(target), "-md", str(draft), "--temp", "0", "-n", "16", "-t", "1", "-c", "512", "hello"]
-        command = [sys.executable, "-m", "specllama", "run", *common, "--spec-draft-n-max", "4"]
-        far, near = (
-            subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
-            for more in (["--rpc", ",".join(servers), "-v"], ["-v"])
+        common = ["-m", str(target), "-md", str(draft), "--temp", "0", "-n", "16", "-t", "1", "-c", "512", "-v"]
+        common += ["--spec-draft-n-max", "4"]
+        remote = ["--rpc", ",".join(servers)]
+        far, near, many = (
+            subprocess.run(
+                [sys.executable, "-m", "specllama", *command, *common],
+                input="hello\nbye\n" if command[0] == "batch" else None,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            for command in (
+                ["run", "hello", *remote],
+                ["run", "hello"],
+                ["batch", "-", "--input-format", "text", "--parallel", "2", *remote],
+            )
         )
-    assert (far.returncode, near.returncode) == (0, 0), far.stderr
+    assert (far.returncode, near.returncode, many.returncode) == (0, 0, 0), far.stderr + many.stderr
     assert far.stdout
-    assert "offloaded 3/3 layers" in far.stderr
-    assert "offloaded 0/3 layers" in far.stderr  # the draft
-    assert all(f"[{server}] model buffer" in far.stderr for server in servers)
-    assert "accepted" in far.stderr
+    assert [json.loads(line)["event"] for line in many.stdout.splitlines()] == ["start", "answer", "answer"]
+    for done in (far, many):
+        assert "offloaded 3/3 layers" in done.stderr
+        assert "offloaded 0/3 layers" in done.stderr  # the draft
+        assert all(f"[{server}] model buffer" in done.stderr for server in servers)
+        assert "accepted" in done.stderr
 
 
 @pytest.mark.slow
