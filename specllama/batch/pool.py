@@ -53,8 +53,7 @@ class _Task:
     number: int  # in the order of the caller's requests
     slot: int
     request: Request
-    taken: float
-    started: float = 0.0
+    started: float
     first: float | None = None
     waited_s: float = 0.0
     want: Want | None = None  # None = it runs, has not begun, or has ended
@@ -76,7 +75,7 @@ class _Task:
     def done(self) -> Done:
         reason, stats = (None, SpecStats()) if self.finished is None else (self.finished.reason, self.finished.stats)
         stats.passes.clear()  # the times of shared passes say nothing of plain decoding
-        times = Times(self.taken, self.started, self.first, perf_counter(), self.waited_s)
+        times = Times(self.started, self.first, perf_counter(), self.waited_s)
         return Done(self.request.id, tuple(self.tokens), reason, self.error, tuple(self.notices), stats, times)
 
 
@@ -295,7 +294,7 @@ class Pool:
                 self._throw(task, error, ended)
 
     def _begin(self, task: _Task, ended: _Ended) -> None:
-        task.started, task.thread = perf_counter(), greenlet(self._answer)
+        task.thread = greenlet(self._answer)
         self._go_on(task, partial(task.thread.switch, task), ended)
 
     def _throw(self, task: _Task, error: SpecllamaError, ended: _Ended) -> None:

@@ -32,8 +32,7 @@ class Request:
 class Times:
     """When things happened to a request, in seconds of `base.clock.perf_counter`."""
 
-    taken: float  # from the caller's requests
-    started: float  # in a slot
+    started: float  # taken from the caller's requests, into a slot
     first: float | None  # the first token; None without one
     ended: float
     waited_s: float = 0.0  # between start and end: the passes and the turns of others

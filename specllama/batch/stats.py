@@ -56,7 +56,7 @@ class BatchStats:
     n_draft_read: int = 0
     first_s: list[float] = field(default_factory=list)  # per request: from its start to its first token
     token_s: list[float] = field(default_factory=list)  # per request: mean time of a token after the first
-    latency_s: list[float] = field(default_factory=list)  # per request: from `Times.taken` to its end
+    latency_s: list[float] = field(default_factory=list)  # per request: from its start to its end
     waiting_s: list[float] = field(default_factory=list)  # per request: `Times.waited_s`
 
     def count_pass(self, n_rows: int, n_read: int, seconds: float) -> None:
@@ -82,7 +82,7 @@ class BatchStats:
         times = done.times
         if times is None or done.reason not in ("stop", "length"):
             return
-        self.latency_s.append(times.ended - times.taken)
+        self.latency_s.append(times.ended - times.started)
         self.waiting_s.append(times.waited_s)
         if times.first is not None:
             self.first_s.append(times.first - times.started)

@@ -51,9 +51,9 @@ class ParallelRow:
     gain: float | None  # tokens_s over that without drafts, the mean of the rounds; None without drafts
     gain_low: float | None = None  # of one round
     gain_high: float | None = None
-    first_s: Spread | None  # from a request's start to its first token
+    first_s: Spread | None  # from a request's start, in its slot, to its first token
     token_s: Spread | None  # of an answer, after its first token
-    latency_s: Spread | None  # from a request to the end of its answer
+    latency_s: Spread | None  # from the same start to the end of the answer
     draft_share: float  # of the time
     verify_share: float
     prompt_share: float

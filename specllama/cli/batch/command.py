@@ -342,9 +342,8 @@ def _entry(done: Done, piece: PieceOf) -> dict[str, object]:
         "acceptance": acceptance(done.stats),
         "times": times
         and {
-            "queued_s": times.started - times.taken,
             "first_token_s": None if times.first is None else times.first - times.started,
             "waited_s": times.waited_s,
-            "total_s": times.ended - times.taken,
+            "total_s": times.ended - times.started,
         },
     }

@@ -251,9 +251,9 @@ def _csv_lines(table: Sequence[ParallelRow]) -> Iterator[str]:
 LEGEND = {
     "gain": "tokens per second over those without drafts, with the lowest and highest round",
     "rows": "tokens with logits in a pass",
-    "TTFT s": "from the start of a request to its first token",
+    "TTFT s": "from the start of a request, in its slot, to its first token",
     "TPOT ms": "time of a token after the first",
-    "latency s": "of a whole answer",
+    "latency s": "from the start of a request, in its slot, to its end",
     "waiting s": "of a request for the others",
 }
 
