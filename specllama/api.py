@@ -15,7 +15,7 @@ from weakref import WeakSet
 from specllama.base.errors import ModelBusy, SpecllamaError, UsageError, error_of_request
 from specllama.base.ranges import AUTO, either, whole, word
 from specllama.batch.in_thread import in_thread
-from specllama.batch.open import open_pool
+from specllama.batch.open import caveat_of, open_pool
 from specllama.batch.request import Done, Request
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.format import AnswerFormat, given_format
@@ -428,6 +428,8 @@ class Pair:
 
         with self._kept.lease():
             self._cancel.clear()
+            if caveat := caveat_of(how.params, how.seed, how.mode, own_kernels=self._models.target.plan.kernels):
+                self._note_once(caveat)
             with open_pool(
                 self._models,
                 self._setup,
@@ -436,6 +438,7 @@ class Pair:
                 n_slots=n_slots,
                 n_requests=n_requests,
                 cancel=self._cancel,
+                on_note=self._note_once,
             ) as pool:
                 for done in pool.run(requests(), in_order=in_order):
                     for notice in done.notices:

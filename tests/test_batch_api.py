@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specllama import BatchAnswer, ModelBusy, Pair, PromptError, UsageError
+from specllama import BatchAnswer, Hardware, ModelBusy, Pair, PromptError, UsageError
 from tests.test_api import ENDLESS, ask, files, opened, pair  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("sound_build", "children")
@@ -63,6 +63,17 @@ def test_a_seed_gives_each_prompt_its_own(pair: Pair) -> None:
     again = [ask(pair, "hello", max_tokens=20, **{**same, "seed": answer.seed}).text for answer in found]
     assert again == [answer.text for answer in found]
     assert len({answer.seed for answer in batch(pair, ["a"] * 3, temperature=1)}) == 3
+
+
+def test_what_the_texts_depend_on_is_noted_once(files: tuple[Path, Path]) -> None:
+    """Prevents: a promise of equal texts that llama.cpp's kernels do not keep."""
+    notes: list[str] = []
+    with opened(files, hardware=Hardware(kernels="off"), on_note=notes.append) as pair:
+        notes.clear()
+        assert [len(list(batch(pair, ["a"], temperature=1, max_tokens=2))) for _ in range(2)] == [1, 1]
+        assert notes == []
+        assert [len(list(batch(pair, ["a"], max_tokens=2))) for _ in range(2)] == [1, 1]
+        assert [("near-ties" in note) for note in notes] == [True]
 
 
 def test_the_same_batch_gives_the_same_texts_again(pair: Pair) -> None:

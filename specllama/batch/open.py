@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -15,6 +15,8 @@ from specllama.batch.slot_view import SlotView
 from specllama.core.engine import Engine
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.no_drafter import NoDrafter
+from specllama.core.noise import SeedMode
+from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, DraftPolicy, LanguageModel, Part
 from specllama.drafters.controller import Controller
 from specllama.drafters.translated import TranslatedModel
@@ -46,6 +48,20 @@ def how_many(setup: Setup, n_requests: int | None = None) -> int:
     return next(n for n in rates if rates[n] >= NEAR_BEST * max(rates.values()))
 
 
+def caveat_of(params: SamplingParams, seed: int, mode: SeedMode, *, own_kernels: bool) -> str:
+    """Why the text of a greedy or seeded request may depend on the other requests; empty if it does not."""
+    fixed = params.greedy or (seed >= 0 and mode is SeedMode.SAME)
+    if fixed and not own_kernels:
+        return (
+            "llama.cpp's kernels round with the tokens of a pass: at near-ties an answer may not be that of its "
+            "prompt alone"
+        )
+    if seed >= 0 and not fixed:
+        way_out = "same" if own_kernels else "same and specllama's kernels"
+        return f"with seed_mode draws, the answer to a seed depends on the other requests; with {way_out} it does not"
+    return ""
+
+
 @contextmanager
 def open_pool(
     models: Models,
@@ -56,12 +72,13 @@ def open_pool(
     n_slots: int | None = None,
     n_requests: int | None = None,
     cancel: Cancel | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Iterator[Pool]:
     """A pool on the weights of `models`, with a KV of its own; the block's end frees it.
 
     `n_ctx`: most tokens of a request, prompt and answer. `n_slots`: requests at once; None = by `how_many`, fewer if
-    the memory is short, one for recurrent models. `n_requests`: how many there are, if that is known. Raises
-    UsageError, MemoryShort, UnsupportedModel and BackendError.
+    the memory is short, one for recurrent models; `on_note` then gets the reason. `n_requests`: how many there are, if
+    that is known. Raises UsageError, MemoryShort, UnsupportedModel and BackendError.
     """
     auto = n_slots is None
     n_slots = n_slots or how_many(setup, n_requests)
@@ -73,7 +90,12 @@ def open_pool(
             except (MemoryShort, UnsupportedModel) as error:
                 if not auto or n_slots == 1:
                     raise
-                n_slots = n_slots - 1 if isinstance(error, MemoryShort) else 1
+                if isinstance(error, MemoryShort):
+                    n_slots -= 1
+                    continue
+                n_slots = 1
+                if on_note is not None:
+                    on_note(str(error))
         pool = Pool(target, draft, _PairMaker(models, setup, drafting), cancel=cancel)
         owners = ((target, models.target), (draft, models.loaded_draft))
         plans = [model.plan if isinstance(each, OneSlot) else each.plan for each, model in owners if each and model]
@@ -99,7 +121,11 @@ def _slots(
     with ExitStack() as stack:
         target, draft = opened(models.target, n_ctx), None
         if (model := models.loaded_draft) is not None:
-            draft = opened(model, min(n_ctx, model.header.n_ctx_train or n_ctx))
+            try:
+                draft = opened(model, min(n_ctx, model.header.n_ctx_train or n_ctx))
+            except UnsupportedModel as error:
+                error.hint = "run one request at a time (--parallel 1), or draft without a model (--spec-type lookup)"
+                raise
         owner.push(stack.pop_all())
     return target, draft
 

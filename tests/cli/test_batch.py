@@ -17,6 +17,7 @@ import pytest
 
 from specllama.base.errors import UsageError
 from specllama.batch import requests
+from specllama.batch.open import caveat_of
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import Asked
 from specllama.chat import format
@@ -27,7 +28,6 @@ from specllama.cli.batch import command, source
 from specllama.cli.batch.source import SPARE
 from specllama.core.noise import SeedMode
 from specllama.core.sampling import SamplingParams
-from specllama.llama.kernel_path import KernelPath
 from tests import tiny
 from tests.cli.conftest import EVIL, SILENT, SPECLLAMA, Pair, Run, forbidden, record_of
 from tests.homes import file_size_limit
@@ -325,14 +325,55 @@ def test_formats_and_stops_of_a_request(specllama: Run, talker: Pair, tmp_path: 
         (Settings(params=SamplingParams(temperature=0)), False, "near-ties"),
         (Settings(seed=1, seed_mode=SeedMode.SAME), True, ""),
         (Settings(seed=1, seed_mode=SeedMode.SAME), False, "near-ties"),
-        (Settings(seed=1), True, "--seed-mode"),
+        (Settings(seed=1), True, "seed_mode"),
+        (Settings(seed=1), False, "specllama's kernels"),
         (Settings(), False, ""),
     ],
 )
 def test_what_a_fixed_answer_depends_on_is_said(settings: Settings, own: bool, said: str) -> None:
     """Prevents: a promise of equal texts that llama.cpp's kernels, or other draft lengths, do not keep."""
-    caveat = command.caveat_of(settings, KernelPath(own=own))
+    caveat = caveat_of(settings.params, settings.seed, settings.seed_mode, own_kernels=own)
     assert (said in caveat, bool(caveat)) == (True, bool(said))
+    assert ("kernels" in caveat) == (bool(said) and not own)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"), [({"temperature": 0}, "near-ties"), ({"seed": 1}, "seed_mode"), ({"temperature": 1}, "")]
+)
+def test_what_the_answer_of_a_line_depends_on_is_said_once(
+    specllama: Run, talker: Pair, tmp_path: Path, own: dict[str, int], said: str
+) -> None:
+    """Prevents: no note, because the options have no seed and another temperature; or a note for every line."""
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": text, **own}) for text in ("a", "b", "c")))
+    result = specllama("batch", *talker.options, "p.jsonl", "-n", "4", "--kernels", "off", *SILENT)
+    assert (result.code, result.err.count("near-ties") + result.err.count("seed_mode")) == (0, bool(said))
+    assert said in result.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", ["target", "draft"])
+def test_a_recurrent_model_is_named_where_requests_run_one_at_a_time(
+    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recurrent: str
+) -> None:
+    """Prevents: a slow batch without its reason; a hint that does not say that the target alone can do more."""
+    archs = {"target": "llama", "draft": "llama", recurrent: "mamba"}
+    models = {
+        name: tiny.write_model(tmp_path / f"{name}.gguf", arch=arch, vocabulary=tiny.ascii_level())
+        for name, arch in archs.items()
+    }
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "raw": true}\n{"prompt": "b", "raw": true}')
+    monkeypatch.setattr("specllama.batch.open.how_many", lambda setup, n_requests: 2)
+    args = ["batch", "-m", str(models["target"]), "-md", str(models["draft"]), "-t", "1", "p.jsonl", *FIXED]
+    args += ["--spec-type", "draft-simple"]
+    result = specllama(*args)
+    assert (result.code, len(result.out.splitlines())) == (0, 3)
+    (told,) = [line for line in result.err.splitlines() if "recurrent" in line]
+    assert f"{recurrent}.gguf" in told
+    result = specllama(*args, "--parallel", "2")
+    assert (result.code, f"{recurrent}.gguf" in result.err) == (1, True)
+    assert ("--spec-type lookup" in result.err) == (recurrent == "draft")
+    if recurrent == "draft":
+        assert specllama(*args, "--parallel", "2", "--spec-type", "lookup").code == 0
 
 
 def test_a_full_disk_is_an_error_and_resume_goes_on(specllama: Run, talker: Pair, prompts: Path) -> None:

@@ -52,9 +52,8 @@ from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import measured, say_profile
 from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, PieceOf
-from specllama.llama import build_info
+from specllama.llama import LlamaModel, build_info
 from specllama.llama.header import has_states
-from specllama.llama.kernel_path import KernelPath
 from specllama.llama.vocab import Vocabulary
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask
@@ -162,13 +161,18 @@ def batch(
         setup = measured(setup, loaded, out, ask.names)
         n_slots = None if hardware.parallel == AUTO else hardware.parallel
         opened = open_pool(
-            loaded, setup, ask.drafting, n_ctx=n_ctx, n_slots=n_slots, n_requests=tally.total, cancel=cancel
+            loaded,
+            setup,
+            ask.drafting,
+            n_ctx=n_ctx,
+            n_slots=n_slots,
+            n_requests=tally.total,
+            cancel=cancel,
+            on_note=lambda text: out.note(f"note: {text}"),
         )
         pool = stack.enter_context(opened)
         at_once = f"{counted(pool.stats.n_slots, 'request')} at once, {counted(pool.n_ctx, 'token')} of context each"
         out.note(at_once + (f" (line {survey.n_line} is the longest)" if survey and survey.n_line else ""))
-        if caveat := caveat_of(settings, KernelPath.of(loaded.target.plan)):
-            out.note(f"note: {caveat}")
         header = {"event": START, "schema": SCHEMA, "settings": work.settings, **_about(loaded, setup, ask, pool)}
         put = _opened(work, out, stack)
         if not kept.header:
@@ -181,7 +185,7 @@ def batch(
         found = pool_requests(prompts(filter(kept.waits, asked), vocab, conversation, n_ctx), vocab)
         goes_on = True
         try:
-            _answer(pool, found, put, tally, vocab.piece, out, in_order=answers.in_order)
+            _answer(pool, found, put, tally, loaded.target, out, in_order=answers.in_order)
         except Exception as error:
             goes_on = isinstance(error, (Interrupted, DiskFull))
             raise
@@ -203,16 +207,6 @@ def batch(
     _end(kept.n_errors + tally.n_errors, path, out)
 
 
-def caveat_of(settings: Settings, path: KernelPath) -> str:
-    """Why answers that no chance decides may differ from those of `run`, or of another --parallel; empty if not."""
-    fixed = settings.params.greedy or (settings.seed >= 0 and settings.seed_mode is SeedMode.SAME)
-    if fixed and not path.own:
-        return "llama.cpp's kernels round with the tokens of a pass: at near-ties an answer may not be that of `run`"
-    if settings.seeded and not fixed:
-        return "with --seed-mode draws, the answers to a seed depend on --parallel (--seed-mode same: they do not)"
-    return ""
-
-
 def _until(cancel: Cancel, requests: Iterable[Asked | BadLine]) -> Iterator[Asked | BadLine]:
     """The requests. Raises Interrupted after `cancel`."""
     for each in requests:
@@ -226,7 +220,7 @@ def _answer(
     requests: Iterable[Request | Done],
     put: Callable[[list[str]], None],
     tally: BatchTally,
-    piece: PieceOf,
+    target: LlamaModel,
     out: Output,
     *,
     in_order: bool,
@@ -239,12 +233,15 @@ def _answer(
     ):
         for ended in worker.batches(GAP_S):
             own = [done for done in ended if done.reason != "cancelled" and not _is_shared(done.error)]
-            lines = [line_of(done, piece) for done in own]
+            lines = [line_of(done, target.vocab.piece) for done in own]
             if lines:
                 put([line for line, _ in lines])
             for text in tally.take([done for _, done in lines]):
                 status.clear()
                 out.warn(text)
+            for text in tally.caveats([done for _, done in lines], own_kernels=target.plan.kernels):
+                status.clear()
+                out.note(f"note: {text}")
             for done in ended:
                 if _is_shared(done.error) and not isinstance(done.error, Interrupted):
                     raise done.error

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from specllama.base.clock import perf_counter
 from specllama.base.text import counted, figure
+from specllama.batch.open import caveat_of
 from specllama.batch.request import Done
+from specllama.batch.requests import Asked
 from specllama.batch.stats import BatchStats, Spread
 from specllama.cli.batch.source import Put
 from specllama.cli.screen.render import clock, percent, rate
@@ -46,10 +48,23 @@ class BatchTally:
                 assert isinstance(done.id, Put)
                 more = " (other errors are only in the answers)" if self.n_errors == SHOWN else ""
                 yield f"line {done.id.asked.n_line}: {done.error}{more}"
-            for notice in done.notices:
-                if notice not in self._noted:
-                    self._noted.add(notice)
-                    yield notice
+            yield from filter(self._is_new, done.notices)
+
+    def caveats(self, ended: Sequence[Done], *, own_kernels: bool) -> Iterator[str]:
+        """`caveat_of` the requests that have answers, each sentence once."""
+        for done in ended:
+            if done.error is None:
+                assert isinstance(done.id, Put)
+                assert isinstance(done.id.asked, Asked)
+                own = done.id.asked.settings
+                text = caveat_of(own.params, own.seed, own.seed_mode, own_kernels=own_kernels)
+                if text and self._is_new(text):
+                    yield text
+
+    def _is_new(self, text: str) -> bool:
+        known = text in self._noted
+        self._noted.add(text)
+        return not known
 
     @property
     def n_done(self) -> int:
