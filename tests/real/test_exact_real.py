@@ -35,10 +35,11 @@ from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.no_drafter import NoDrafter
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.length import DraftLength
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel, own_kernels
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
 pytestmark = pytest.mark.model
@@ -175,10 +176,18 @@ SEEDS = range(20)
 SAMPLED = SamplingParams(temperature=1.0, top_k=40, top_p=0.95, repeat_penalty=1.1)
 
 
-def seeded(engine: Engine, prompt: Sequence[int], seed: int, n_tokens: int) -> list[int]:
-    """The tokens of an answer with the noise of a seed."""
-    events = engine.generate(prompt, SAMPLED, SharedNoise(seed), max_tokens=n_tokens)
-    return [event.token for event in events if isinstance(event, TokenEvent)]
+def seeded(engine: Engine, prompt: Sequence[int], seed: int, n_tokens: int) -> tuple[list[int], list[StepEvent]]:
+    """An answer with the noise of a seed, and its steps."""
+    events = list(engine.generate(prompt, SAMPLED, SharedNoise(seed), max_tokens=n_tokens))
+    return (
+        [event.token for event in events if isinstance(event, TokenEvent)],
+        [event for event in events if isinstance(event, StepEvent)],
+    )
+
+
+def written(model: LlamaModel, tokens: Sequence[int]) -> bytes:
+    """The text of an answer."""
+    return b"".join(map(model.vocab.piece, tokens))
 
 
 def test_one_seed_gives_one_text_with_any_drafts(open_model: OpenModel) -> None:
@@ -186,23 +195,31 @@ def test_one_seed_gives_one_text_with_any_drafts(open_model: OpenModel) -> None:
     if own_kernels() is None:
         pytest.skip("llama.cpp's own kernels round with the block")
     target, twin = open_model(SMALL, n_ctx=1024, max_leaves=8), open_model(SMALL, n_ctx=1280, max_leaves=8)
+    foreign = in_target_ids(target, open_model(WINDOWED), strategy=TRANSLATED)
     prompt = chat(target, PROMPTS[7])
     engine = Engine(target, rule=Rule.BLOCK)
-    n_branched = 0
-    texts: list[list[int]] = []
+    n_branched = n_translated = 0
+    texts: set[bytes] = set()
     for seed in SEEDS:
         engine.drafter = NoDrafter()
-        plain = seeded(engine, prompt, seed, 16)
-        texts.append(plain)
-        for strategy in ("lookup", "draft-simple", "chain", "tree"):
-            length = DraftLength(16 if strategy == "tree" else 1 + seed % 6)
-            settings = DraftSettings(length=length, temperature=1.5, n_leaves=target.caps.max_leaves)
-            engine.drafter = REGISTRY[strategy].make(twin, settings)
-            events = list(engine.generate(prompt, SAMPLED, SharedNoise(seed), max_tokens=16))
-            assert [event.token for event in events if isinstance(event, TokenEvent)] == plain, (strategy, seed)
-            n_branched += sum(event.parents is not None for event in events if isinstance(event, StepEvent))
-    assert n_branched > len(SEEDS)
-    assert len(set(map(tuple, texts))) > len(SEEDS) // 2
+        plain, _ = seeded(engine, prompt, seed, 16)
+        text = written(target, plain)
+        texts.add(text)
+        for strategy in ("lookup", "draft-simple", "chain", "tree", TRANSLATED):
+            n_max = {"tree": 16, TRANSLATED: 1 + seed % 2}.get(strategy, 1 + seed % 6)
+            settings = DraftSettings(
+                length=DraftLength(n_max),
+                temperature=1.5,
+                n_leaves=target.caps.max_leaves,
+                vocab_size=target.vocab_size,
+            )
+            engine.drafter = REGISTRY[strategy].make(foreign if strategy == TRANSLATED else twin, settings)
+            tokens, steps = seeded(engine, prompt, seed, 16)
+            assert (tokens, written(target, tokens)) == (plain, text), (strategy, seed)
+            n_branched += sum(step.parents is not None for step in steps)
+            n_translated += sum(step.accepted for step in steps if strategy == TRANSLATED)
+    assert min(n_branched, n_translated) > len(SEEDS)
+    assert len(texts) > len(SEEDS) // 2
 
 
 def test_tokens_of_many_seeds_follow_the_targets_law(open_model: OpenModel) -> None:
@@ -213,7 +230,7 @@ def test_tokens_of_many_seeds_follow_the_targets_law(open_model: OpenModel) -> N
     target.feed(prompt[:-1])
     p = target_law(target.eval(prompt[-1:])[0], prompt, SAMPLED)
     engine = Engine(target, ModelDrafter(twin, n_max=1, temperature=1.5), rule=Rule.BLOCK)
-    said = Counter(seeded(engine, prompt, seed, 2)[0] for seed in range(400))
+    said = Counter(seeded(engine, prompt, seed, 2)[0][0] for seed in range(400))
     test = of_law(said, p)
     assert not test.surprising, test
 
