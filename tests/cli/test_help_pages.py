@@ -54,6 +54,13 @@ def test_help_begins_with_examples_and_fits_a_screen(
         parse(words[1:])
 
 
+@pytest.mark.parametrize("option", ["--seed-mode", "--json-schema", "--grammar", "--regex", "--rollback"])
+def test_an_option_that_needs_a_sample_is_in_an_example(option: str) -> None:
+    """Prevents: values and files that the reader has to guess."""
+    examples = [example for name, page in PAGES.items() if name != "audit" for example in page.examples]
+    assert any(option in example.split() for example in examples)
+
+
 @pytest.mark.parametrize("example", [each for each in PAGES["bench"].examples if " -o " in each])
 def test_the_report_of_an_example_has_a_form(example: str) -> None:
     """Prevents: an example whose file name is refused."""
