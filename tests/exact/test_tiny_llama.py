@@ -41,6 +41,7 @@ pytestmark = pytest.mark.slow
 LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two end an answer
 N_LETTERS = 57  # of the models with more to say
 PROMPT = (0, 2, 1, 3, 0)
+LONG_PROMPT = PROMPT * 3  # the state is saved only after more than MOST_AGAIN tokens
 TREES = {"max_leaves": 8}  # as a model is loaded for them
 SHAPES = [(-1, -1), (-1, -1, 0, 0), (-1, -1, 1, 0, 2), (-1, -1, 0, 0, 1, 2, 3, 3)]
 FILTERED = SamplingParams(
@@ -179,7 +180,7 @@ def test_the_enumerated_law_of_recurrent_models_is_that_of_the_target(
     target, draft = tiny.write_pair(tmp_path, arch=arch, vocabulary=LETTERS)
     with tiny.load(target, rollback=rollback) as loaded_target, tiny.load(draft, rollback=rollback) as loaded_draft:
         assert loaded_target.way_back.way == loaded_draft.way_back.way == rollback
-        require_the_targets_law(Tiny(loaded_target, loaded_draft), n_max, rule)
+        require_the_targets_law(Tiny(loaded_target, loaded_draft), n_max, rule, LONG_PROMPT)
 
 
 @pytest.mark.parametrize(("arch", "rollback"), [("mamba", SAVED), ("qwen35", KEPT)])
@@ -189,7 +190,7 @@ def test_the_enumerated_law_with_a_translated_recurrent_draft_is_that_of_the_tar
     """A draft behind the adapter, whose states stand within the spelling of a token."""
     target, draft = tiny.write_pair(tmp_path, arch=arch, vocabulary=LETTERS)
     with tiny.load(target, rollback=rollback) as loaded_target, tiny.load(draft, rollback=rollback) as loaded_draft:
-        require_the_targets_law(Tiny(loaded_target, doubling(loaded_draft)), 3, Rule.BLOCK)
+        require_the_targets_law(Tiny(loaded_target, doubling(loaded_draft)), 3, Rule.BLOCK, LONG_PROMPT)
 
 
 def test_the_enumerated_law_with_a_cache_of_the_window_is_that_of_the_target(tmp_path: Path) -> None:
