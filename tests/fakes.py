@@ -261,6 +261,7 @@ class FakeSlots:
     end_tokens: frozenset[int] = frozenset()
     caps: Caps = field(default_factory=lambda: Caps(tree=True, max_leaves=32))
     max_rows: int = 64
+    max_outputs: int = 64
     hook: Hook = lambda n_call, name: None
     passes: list[tuple[Part, ...]] = field(default_factory=list)
     shared: History = ()
@@ -278,6 +279,8 @@ class FakeSlots:
         used, n_tokens = {part.slot for part in parts}, sum(len(part.tokens) for part in parts)
         if not parts or len(used) < len(parts) or n_tokens > self.max_rows or not all(part.tokens for part in parts):
             raise ContractBroken(f"a pass of {len(parts)} parts, {len(used)} slots and {n_tokens} tokens")
+        if sum(part.n_rows for part in parts) > self.max_outputs:
+            raise ContractBroken(f"a pass of more than {self.max_outputs} rows of logits")
         if any((part.grows or part.parents) and part.n_rows < len(part.tokens) for part in parts):
             raise ContractBroken("tokens without logits before a tree")
         self.passes.append(tuple(parts))

@@ -19,7 +19,7 @@ class OneSlot:
     def __init__(self, model: LoadedModel, *, n_ctx: int, max_rows: int) -> None:
         self.model = model
         self.vocab_size, self.caps = model.vocab_size, model.caps
-        self.n_ctx, self.max_rows = min(n_ctx, model.n_ctx), max_rows
+        self.n_ctx, self.max_rows, self.max_outputs = min(n_ctx, model.n_ctx), max_rows, max_rows
         self.end_tokens = model.end_tokens
         model.truncate(0)
 

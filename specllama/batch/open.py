@@ -27,7 +27,8 @@ from specllama.pairs.setup import Models, Setup, drafter_for
 
 MOST_AT_ONCE = 16  # of auto: more requests make every answer slower for few tokens a second more
 NEAR_BEST = 0.95  # auto takes the fewest requests that reach this share of the best rate
-MAX_ROWS = 128  # tokens of a pass: in wider ones a token costs as much, and its row of logits takes memory
+MAX_ROWS = 128  # tokens of a pass: in wider ones a token costs as much
+MAX_OUTPUTS = 32  # of them with logits, which take 1.2 MB of memory each at 152k tokens, or two for each request
 
 
 def rate(setup: Setup, n: int) -> float:
@@ -111,12 +112,14 @@ def _slots(
 
     def opened(model: LlamaModel, length: int) -> LlamaSlots | OneSlot:
         rows = max(MAX_ROWS, model.caps.max_block)
+        outputs = max(MAX_OUTPUTS, 2 * n_slots, model.caps.max_block)
         leaves = model.caps.max_leaves
         if n_slots == 1 and model.has_states:
             slot = OneSlot(model, n_ctx=length, max_rows=rows)
             stack.callback(slot.close)
             return slot
-        return stack.enter_context(LlamaSlots(model, n_slots=n_slots, n_ctx=length, max_rows=rows, n_leaves=leaves))
+        sizes = {"n_ctx": length, "max_rows": rows, "max_outputs": outputs, "n_leaves": leaves}
+        return stack.enter_context(LlamaSlots(model, n_slots=n_slots, **sizes))
 
     with ExitStack() as stack:
         target, draft = opened(models.target, n_ctx), None

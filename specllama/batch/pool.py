@@ -117,13 +117,17 @@ class _Ended:
         return done
 
 
-def planned(wants: Sequence[Want], most: int) -> list[tuple[Want, Part]]:
-    """What one pass of at most `most` tokens computes of `wants`, which stand in the order of their turn."""
+def planned(wants: Sequence[Want], most: int, most_outputs: int) -> list[tuple[Want, Part]]:
+    """What one pass computes of `wants`, which stand in the order of their turn.
+
+    It has at most `most` tokens, `most_outputs` of them with logits.
+    """
     reading = min(SLICE, most) if any(len(want.unread) <= FEW for want in wants) else most
     chosen = list[tuple[Want, Part]]()
     for want in sorted(wants, key=lambda want: len(want.unread) > FEW):
         n_unread = len(want.unread)
-        fits = n_unread <= reading and n_unread + len(want.tokens) <= most
+        n_outputs = len(want.tokens)
+        fits = n_unread <= reading and n_unread + n_outputs <= most and n_outputs <= most_outputs
         if fits and (want.is_chain or not n_unread):
             part = want.whole()
         elif n_unread := min(n_unread, reading, most):
@@ -133,6 +137,7 @@ def planned(wants: Sequence[Want], most: int) -> list[tuple[Want, Part]]:
         chosen.append((want, part))
         reading -= n_unread
         most -= len(part.tokens)
+        most_outputs -= part.n_rows
     return chosen
 
 
@@ -255,7 +260,7 @@ class Pool:
         """One pass for `tasks`, which want logits of the same model; True if it gave some of them theirs."""
         by_want = {task.want: task for task in tasks if task.want is not None}
         model, stats = next(iter(by_want)).view.slots, self.stats
-        chosen = planned(list(by_want), model.max_rows)
+        chosen = planned(list(by_want), model.max_rows, model.max_outputs)
         parts = [part for _, part in chosen]
         n_rows = sum(part.n_rows for part in parts)
         n_read = sum(len(part.tokens) for part in parts) - n_rows

@@ -48,7 +48,7 @@ class SlotView:
     def __init__(self, slots: SlotModel, slot: int, wait: Callable[[Want], FloatArray]) -> None:
         self.slots, self.slot, self._wait = slots, slot, wait
         self.vocab_size, self.n_ctx, self.end_tokens = slots.vocab_size, slots.n_ctx, slots.end_tokens
-        self.caps = replace(slots.caps, max_block=min(slots.caps.max_block, slots.max_rows))
+        self.caps = replace(slots.caps, max_block=min(slots.caps.max_block, slots.max_rows, slots.max_outputs))
         self._resuming = slots if isinstance(slots, Resuming) else None
         self._unread: list[int] = []
         self.busy_s = 0.0  # in calls: in passes, and waiting for them

@@ -282,6 +282,7 @@ class SlotModel(Protocol):
     caps: Caps  # of a part
     n_slots: int
     max_rows: int  # most tokens of one pass, of all parts together
+    max_outputs: int  # most of them with logits; a part has at most `caps.max_block`
 
     @property
     def end_tokens(self) -> frozenset[int]:

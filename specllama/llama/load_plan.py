@@ -148,7 +148,16 @@ def n_copies_of_lines(n_swa: int) -> int:
 
 
 def plan_slots(
-    header: Header, loaded: LoadPlan, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int, n_swa: int, free: int
+    header: Header,
+    loaded: LoadPlan,
+    *,
+    n_slots: int,
+    n_ctx: int,
+    max_rows: int,
+    max_outputs: int,
+    n_leaves: int,
+    n_swa: int,
+    free: int,
 ) -> LoadPlan:
     """The numbers of a second context on a loaded model, for `n_slots` texts of `n_ctx` tokens; see slots.py.
 
@@ -169,7 +178,7 @@ def plan_slots(
         header,
         n_ctx=n_cells,
         n_ubatch=max_rows,
-        n_outputs=max(max_rows, n_lines),
+        n_outputs=max(max_outputs, n_lines),
         type_k=options.type_k,
         type_v=options.type_v,
         flash_attn=options.flash_attn,
@@ -183,7 +192,7 @@ def plan_slots(
         n_ctx=n_cells,
         n_batch=n_cells,
         n_ubatch=max_rows,
-        max_block=max_rows,
+        max_block=max_outputs,
         n_lines=n_lines,
         way_back=by_kind(TRUNCATION),
         need=need,

@@ -113,9 +113,19 @@ class LlamaSlots(Context):
     Its weights are those of `model`; closing `model` closes it.
     """
 
-    def __init__(self, model: LlamaModel, *, n_slots: int, n_ctx: int, max_rows: int, n_leaves: int = 1) -> None:
-        """Open the context. `n_ctx`: tokens of one slot. `max_rows`: tokens of a pass. `n_leaves`: most of a tree,
-        as far as `model` takes trees and llama.cpp has sequences for them.
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        n_slots: int,
+        n_ctx: int,
+        max_rows: int,
+        max_outputs: int | None = None,
+        n_leaves: int = 1,
+    ) -> None:
+        """Open the context. `n_ctx`: tokens of one slot. `max_rows`: tokens of a pass; `max_outputs`: of them with
+        logits, None = all. `n_leaves`: most of a tree, as far as `model` takes trees and llama.cpp has sequences for
+        them.
 
         Raises UnsupportedModel for models with recurrent layers, UsageError, MemoryShort and BackendError.
         """
@@ -126,12 +136,14 @@ class LlamaSlots(Context):
                 hint="run one request at a time (--parallel 1), or choose another model",
             )
         n_swa = model._native.pointers.lib.llama_model_n_swa(model._native.pointers.model)
+        max_outputs = min(max_outputs or max_rows, max_rows)
         plan = plan_slots(
             model.header,
             model.plan,
             n_slots=n_slots,
             n_ctx=n_ctx,
             max_rows=max_rows,
+            max_outputs=max_outputs,
             n_leaves=min(n_leaves, model.caps.max_leaves),
             n_swa=n_swa,
             free=memory_free(),
@@ -148,9 +160,9 @@ class LlamaSlots(Context):
         self._offsets = range(0, plan.n_lines, plan.n_lines // n_copies)  # from a line to its copies
         self._slots = [_Slot(2 * n_leaves * slot, n_leaves) for slot in range(n_slots)]
         self._n_cells = 0  # the highest used cell is the one before
-        self.n_slots, self.n_ctx, self.max_rows = n_slots, n_ctx, max_rows
+        self.n_slots, self.n_ctx, self.max_rows, self.max_outputs = n_slots, n_ctx, max_rows, max_outputs
         self.end_tokens = model.end_tokens
-        self.caps = Caps(tree=n_leaves > 1, max_leaves=n_leaves, max_block=min(model.caps.max_block, max_rows))
+        self.caps = Caps(tree=n_leaves > 1, max_leaves=n_leaves, max_block=min(model.caps.max_block, max_outputs))
 
     def length(self, slot: int) -> int:
         """Tokens of the slot in the KV cache, with held and shared ones."""
@@ -165,6 +177,8 @@ class LlamaSlots(Context):
         pieces = [self._piece(part) for part in parts]
         if len({part.slot for part in parts}) < len(parts) or sum(len(part.tokens) for part in parts) > self.max_rows:
             raise ValueError(f"a pass holds one part for a slot, and {self.max_rows} tokens")
+        if sum(part.n_rows for part in parts) > self.max_outputs:
+            raise ValueError(f"a pass gives logits of {self.max_outputs} tokens")
         if not pieces:
             return []
         with self._emptied_by_errors():

@@ -92,7 +92,7 @@ class Choice:
     def context(self, target: Header) -> int:
         """Tokens of context to load `target` with."""
         n_ctx = usual_context(target) if self.n_ctx is None else self.n_ctx
-        return max(n_ctx, usual_context(target, self.n_wanted))
+        return max(n_ctx, usual_context(target, self.n_wanted)) if self.n_wanted else n_ctx
 
 
 def usual_context(target: Header, n_ctx: int = N_CTX) -> int:

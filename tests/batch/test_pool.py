@@ -469,9 +469,9 @@ def wants(*lengths: tuple[int, int], n_slots: int = 9) -> list[Want]:
     ]
 
 
-def tokens_of(*lengths: tuple[int, int], most: int = 64) -> list[tuple[int, int, int]]:
+def tokens_of(*lengths: tuple[int, int], most: int = 64, most_outputs: int = 64) -> list[tuple[int, int, int]]:
     """(slot, tokens, rows) of the parts of a pass."""
-    return [(part.slot, len(part.tokens), part.n_rows) for _, part in planned(wants(*lengths), most)]
+    return [(part.slot, len(part.tokens), part.n_rows) for _, part in planned(wants(*lengths), most, most_outputs)]
 
 
 def test_a_pass_takes_steps_first_then_prompts_in_their_turn() -> None:
@@ -482,9 +482,10 @@ def test_a_pass_takes_steps_first_then_prompts_in_their_turn() -> None:
     assert tokens_of((20, 1), (100, 1)) == [(0, 21, 1), (1, 43, 0)]
     assert tokens_of((0, 5), (0, 5), (0, 5), most=12) == [(0, 5, 5), (1, 5, 5)]
     assert tokens_of((FEW, 1), (40, 1)) == [(0, FEW + 1, 1), (1, SLICE - FEW, 0)]
+    assert tokens_of((0, 5), (0, 5), (20, 5), (0, 2), most_outputs=7) == [(0, 5, 5), (3, 2, 2), (2, 20, 0)]
     (tree,) = wants((2, 3))
     tree.parents = (-1, -1)
-    assert [(len(part.tokens), part.n_rows) for _, part in planned([tree], 64)] == [(2, 0)]
+    assert [(len(part.tokens), part.n_rows) for _, part in planned([tree], 64, 64)] == [(2, 0)]
 
 
 def sampled(i: int) -> Request:

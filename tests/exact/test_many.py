@@ -47,6 +47,7 @@ class Case:
     order: tuple[int, ...] = (0, 1)  # in which the requests come
     n_slots: int = 2
     max_rows: int = 64
+    max_outputs: int = 64
 
     def _drafter(self, draft: LanguageModel) -> tuple[Drafter, DraftPolicy | None]:
         if not self.strategy:
@@ -64,9 +65,13 @@ class Case:
 
     def run(self, choose: Callable[[int], Chooser], params: SamplingParams, make: MakeDrafter | None = None) -> Joint:
         """The answers of one run of a new pool, in the order of the prompts. `choose`: of each request."""
-        target = FakeSlots(self.pair.target, self.pair.n_vocab, self.n_slots, max_rows=self.max_rows)
+        target = FakeSlots(
+            self.pair.target, self.pair.n_vocab, self.n_slots, max_rows=self.max_rows, max_outputs=self.max_outputs
+        )
         assert self.pair.draft is not None
-        draft = FakeSlots(self.pair.draft, self.pair.n_vocab, self.n_slots, max_rows=self.max_rows)
+        draft = FakeSlots(
+            self.pair.draft, self.pair.n_vocab, self.n_slots, max_rows=self.max_rows, max_outputs=self.max_outputs
+        )
         maker = FakeMaker(make or self._drafter, self.pair.rule, RowBudget() if self.strategy else None)
         requests = [
             request(i, self.prompts[i], choose(i), params=params, max_tokens=self.n_tokens[i]) for i in self.order
@@ -125,9 +130,17 @@ def test_every_strategy_is_exact_with_lengths_that_depend_on_the_past_of_a_neigh
         {"n_slots": 1},
         {"max_rows": 2},
         {"max_rows": 3, "order": (1, 0)},
+        {"max_outputs": 2},
         {"n_slots": 2, "n_tokens": (1, 2, 1), "prompts": (*PROMPTS, (1,)), "order": (2, 0, 1)},
     ],
-    ids=["the other order", "one after the other", "a pass for each", "parts of prompts", "three in two slots"],
+    ids=[
+        "the other order",
+        "one after the other",
+        "a pass for each",
+        "parts of prompts",
+        "logits for one",
+        "three in two slots",
+    ],
 )
 def test_the_law_does_not_depend_on_how_requests_meet(met: dict[str, object]) -> None:
     """A law that depends on the order, the size of a pass, or the request that had the slot before."""

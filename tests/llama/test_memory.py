@@ -62,7 +62,15 @@ def test_attention_without_flash_is_planned_for() -> None:
     options = LoadOptions(n_ctx=8192, flash_attn="off")
     loaded, expected = plan(options), compute_bytes(QWEN, 8192, 512, 33, "off")
     assert loaded.need.compute == memory_needed(QWEN, options).compute == expected
-    slots = {"n_slots": 4, "n_ctx": 4096, "max_rows": 128, "n_leaves": 1, "n_swa": 0, "free": 64 * GB}
+    slots = {
+        "n_slots": 4,
+        "n_ctx": 4096,
+        "max_rows": 128,
+        "max_outputs": 128,
+        "n_leaves": 1,
+        "n_swa": 0,
+        "free": 64 * GB,
+    }
     found = load_plan.plan_slots(QWEN, loaded, **slots).need.compute
     assert found == compute_bytes(QWEN, 16384, 128, 128, "off")
 

@@ -493,6 +493,19 @@ def test_recurrent_layers_are_refused(tmp_path: Path, arch: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
+def test_a_pass_gives_no_more_logits_than_are_planned(model: LlamaModel) -> None:
+    """Prevents: memory for logits of every token of a pass, and an assertion of llama.cpp for too many of them."""
+    with opened(model, max_outputs=3) as slots, opened(model) as others:
+        assert slots.plan.need.compute < others.plan.need.compute
+        parts = [Part(0, (1, 2, 3), 2), Part(1, (4,), 1)]
+        for mine, other in zip(slots.run(parts), others.run(parts), strict=True):
+            assert np.array_equal(mine, other)
+        with pytest.raises(ValueError, match="3 tokens"):
+            slots.run([Part(0, (1, 2), 2), Part(1, (4, 5), 2)])
+        assert (slots.length(0), slots.length(1)) == (3, 1)
+
+
+@pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
 def test_what_cannot_be_opened_is_told(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: an assertion of llama.cpp, and a machine that swaps."""
     for wrong in ({"n_slots": 0}, {"n_ctx": 1}, {"max_rows": 0}, {"n_slots": 129}):
