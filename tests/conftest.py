@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from specllama.base.cpu import usable_cpus
 from tests.homes import children, home, hub_server, index, pip, watch  # noqa: F401  # fixtures
 
 if sys.version_info < (3, 12):  # which finds a protocol's names once, not at every `isinstance`: 20 % of an enumeration
@@ -22,12 +21,6 @@ if sys.version_info < (3, 12):  # which finds a protocol's names once, not at ev
 
 # What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
 SHARED = ("specllama/models", "specllama/kernels", "specllama/peers", "huggingface")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Two workers a core for tests without models: half of their time they wait for terminals and other programs."""
-    return 2 * usable_cpus() if "not model" in config.option.markexpr else None
 
 
 @pytest.hookimpl(wrapper=True)

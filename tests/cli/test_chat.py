@@ -244,7 +244,7 @@ def test_a_window_that_is_resized_in_the_middle_of_an_answer_keeps_it_whole(chat
     answer = saved(shown, tmp_path)[1]["content"]
     after = shown.text.partition(">>> hello\n")[2].partition("\n[ ")[0]
     assert "% accepted" not in after
-    tail = " ".join(answer.split())[-600:].partition(" ")[2]  # the last rows, which no resize has cut
+    tail = " ".join(answer.split())[-300:].partition(" ")[2]  # the last rows, which no resize has cut
     assert " ".join(after.split()).endswith(tail)
     assert " ".join(after.split()).count(tail[-100:]) == 1
 
