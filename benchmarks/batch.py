@@ -40,7 +40,7 @@ from peers import programs
 from servers import serving
 
 from specllama import Engine, RandomChooser, SamplingParams
-from specllama.batch.open import open_pool
+from specllama.batch.open import MAX_ROWS, open_pool
 from specllama.batch.pool import Pool
 from specllama.batch.request import Request
 from specllama.batch.stats import Spread
@@ -137,13 +137,13 @@ class Bench:
 
 
 @contextmanager
-def opened(args: argparse.Namespace) -> Iterator[tuple[Bench, list[list[int]]]]:
-    """The pair, and the prompts of all classes in turn."""
+def opened(args: argparse.Namespace, n_ubatch: int = 512) -> Iterator[tuple[Bench, list[list[int]]]]:
+    """The pair, and the prompts of all classes in turn. `n_ubatch`: of the models' own passes."""
     ask, listener, cancel = Ask(), Listener(), Cancel()
     setup = prepare(choose(ask, listener), listener)
     assert setup.profile is not None, "tune the default pair first: specllama tune"
     # Of the models' own KV only the arm "alone" makes use, so it is short; `specllama batch` has the longest request's.
-    setup = replace(setup, target_options=replace(setup.target_options, n_ctx=2048))
+    setup = replace(setup, target_options=replace(setup.target_options, n_ctx=2048, n_ubatch=n_ubatch))
     with load_models(setup, listener, cancel) as models:
         talk = Conversation(models.target.vocab, setup.target.template)
         prompts = [talk.tokens([Message("user", prompt.turns[0])]) for prompt in spread(built_in())]
@@ -227,7 +227,7 @@ def batched(program: Path, model: Path, n_prompt: int, args: argparse.Namespace,
 def growth(args: argparse.Namespace) -> None:
     """The memory over many requests in one pool: the longest prompts first, then short ones."""
     empty = rss()
-    with opened(args) as (bench, prompts):
+    with opened(args, n_ubatch=MAX_ROWS) as (bench, prompts):  # as in `specllama batch`
         ordered = sorted(prompts, key=len)
         short, long = ordered[: 2 * args.parallel], ordered[-args.parallel :]
         n_ctx = max(map(len, long)) + args.predict

@@ -27,7 +27,7 @@ from specllama.base.jsonable import parsed
 from specllama.base.ranges import AUTO, MAX_CTX, MIN_CTX
 from specllama.base.text import counted
 from specllama.batch.answers import ANSWER, ERROR, SCHEMA, START, AnswerFile, Kept, already_there, kept_in
-from specllama.batch.open import open_pool
+from specllama.batch.open import MAX_ROWS, open_pool
 from specllama.batch.pool import Pool
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import Asked, BadLine, RequestReader
@@ -147,9 +147,12 @@ def batch(
             return
         if hardware.ctx_size is None:
             n_ctx = max(survey.n_ctx, MIN_CTX)
-            # A recurrent target's own KV is that of the requests; that of another is not used, so it stays short.
-            n_own = n_ctx if has_states(setup.target.header) else min(n_ctx, setup.target_options.n_ctx)
-            setup = replace(setup, target_options=replace(setup.target_options, n_ctx=n_own))
+            # A recurrent target's own KV is that of the requests. That of another is used to measure costs alone, so it
+            # stays short, and its passes narrow.
+            own = replace(setup.target_options, n_ctx=n_ctx)
+            if not has_states(setup.target.header):
+                own = replace(own, n_ctx=min(n_ctx, setup.target_options.n_ctx), n_ubatch=MAX_ROWS)
+            setup = replace(setup, target_options=own)
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
     tally = BatchTally(None if survey is None else survey.n_requests)
