@@ -1,6 +1,7 @@
 """The table of bars: `auto` against our plain decoding and against the best fixed setting of llama.cpp's own loop.
 
     python benchmarks/bars.py --output FILE.jsonl [--minutes 9] [--resume]     # runs, then prints the tables
+    python benchmarks/bars.py --output FILE.jsonl --ours                       # without llama.cpp's programs
     python benchmarks/bars.py --report FILE.jsonl                              # only prints them
 
 The default pair, eight prompts of each class, temperature 0 and 1.0. Every arm answers each prompt in turn, in rotating
@@ -8,7 +9,8 @@ order, and each run is saved before the next. "ours auto" is `specllama run` wit
 "ours plain" decodes on its fastest kernel path (`--plain-path`). Theirs are `llama-completion` (plain) and
 `llama-speculative-simple` with the published draft and a fixed K, with the same sampler, threads and build flags. End
 tokens are forbidden, so answers have the same length, but their last block may add up to K tokens. Above temperature 0
-the texts differ between programs.
+the texts differ between programs. At temperature 0 `auto` must give the text of our plain decoding; if one differs, the
+exit status is 1 (two kernel paths may differ in a near tie: `--plain-path same`).
 
 The figure is tokens per second after the first token. Ours include the draft's reading of the prompt, theirs do not.
 Their best setting is the one with the least time over a class, known in hindsight.
@@ -26,8 +28,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bars_arms import SOURCES, Ours, Theirs, opened, ours, prompts_of, published_draft, texts
-from bars_report import AUTO, PEER, PEER_PLAIN, PLAIN, Run, arm_table, bar_tables, read
+from bars_arms import SOURCES, Ours, Theirs, opened, ours, prompts_of, published, texts
+from bars_report import AUTO, PEER, PEER_PLAIN, PLAIN, Run, arm_table, bar_tables, changed_texts, read
 from peers import programs
 from rows import append, difference, mend, rows_of
 
@@ -49,9 +51,9 @@ class Cell:
     seed: int
 
 
-def plan(groups: Sequence[str], n_prompts: int, temperatures: Sequence[float], peer_k: Sequence[int]) -> Iterator[Cell]:
-    """Every run in order; the classes take turns, so a part of the runs has all classes."""
-    arms = [PLAIN, AUTO, PEER_PLAIN, *(f"{PEER} K={k}" for k in peer_k)]
+def plan(groups: Sequence[str], n_prompts: int, temperatures: Sequence[float], peers: Sequence[str]) -> Iterator[Cell]:
+    """Every run in order; the classes take turns, so a part of the runs has all classes. `peers`: llama.cpp's arms."""
+    arms = [PLAIN, AUTO, *peers]
     for i in range(n_prompts):
         for j, group in enumerate(groups):
             prompt = prompts_of(group)[i]
@@ -60,7 +62,7 @@ def plan(groups: Sequence[str], n_prompts: int, temperatures: Sequence[float], p
                     yield Cell(group, prompt, temperature, arm, 1 + i)
 
 
-def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Namespace) -> bool:
+def run_all(here: Ours, there: Theirs | None, cells: Sequence[Cell], args: argparse.Namespace) -> bool:
     """Run the cells in order; False if time ran out."""
     began, longest_s = time.monotonic(), 0.0
     if here.setup.profile is None:
@@ -74,6 +76,7 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
             return False
         tokens, text = texts(here, cell.prompt)
         if cell.arm.startswith(PEER):
+            assert there is not None, "its runs are in the plan"
             said = there.run(cell.arm, text, cell.temperature, args.predict, cell.seed)
         else:
             said = ours(here, cell.arm, tokens, cell.temperature, args.predict, cell.seed)
@@ -108,8 +111,8 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def report(path: Path) -> None:
-    """Print the tables of a file with all runs or a part."""
+def report(path: Path) -> int:
+    """Print the tables of a file with all runs or a part. 1 if `auto` changed a text at temperature 0, else 0."""
     found, runs = read(rows_of(path))
     if found is None or not runs:
         raise SystemExit(f"{path} holds no runs")
@@ -122,9 +125,13 @@ def report(path: Path) -> None:
         f"llama-cpp-python {found['bindings']}, Python {found['python']}"
     )
     print("\n".join([*bar_tables(runs), *arm_table(runs)]))
+    changed = changed_texts(runs)
+    if changed:
+        say(f"auto gave another text than our plain decoding at temperature 0: {', '.join(changed)}")
+    return int(bool(changed))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="the file that every run is written to")
     parser.add_argument("--resume", action="store_true", help="continue that file")
@@ -134,13 +141,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, choices=range(1, 9), help="of every class")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--predict", type=int, default=64)
-    parser.add_argument("--peer-k", default="3,2", help="draft lengths of theirs")
+    theirs = parser.add_mutually_exclusive_group()
+    theirs.add_argument("--ours", action="store_true", help="leave out llama.cpp's programs")
+    theirs.add_argument("--peer-k", default="3,2", help="draft lengths of theirs")
     parser.add_argument("--plain-path", choices=("best", "same"), default="best",
                         help="the kernel path of our plain decoding: its best one as tuned, or auto's")  # fmt: skip
     args = parser.parse_args()
     if args.report:
-        report(args.report)
-        return
+        return report(args.report)
     if args.output is None:
         parser.error("--output FILE or --report FILE")
     then, done = read(rows_of(args.output))
@@ -148,17 +156,15 @@ def main() -> None:
         parser.error(f"{args.output} exists already: --resume continues it")
     known = {run.key for run in done}
     temperatures = [float(text) for text in args.temperatures.split(",")]
-    peer_k = [int(text) for text in args.peer_k.split(",")]
+    peers = [] if args.ours else [PEER_PLAIN, *(f"{PEER} K={int(k)}" for k in args.peer_k.split(","))]
     cells = [
         cell
-        for cell in plan(args.classes.split(","), args.prompts, temperatures, peer_k)
+        for cell in plan(args.classes.split(","), args.prompts, temperatures, peers)
         if (cell.group, cell.prompt.id, cell.temperature, cell.arm) not in known
     ]
     if cells:
-        published = published_draft()
-        assert published.draft is not None
         with opened(args.plain_path) as here:
-            there = Theirs(programs(), published.target.path, published.draft.path, here.n_threads)
+            there = None if args.ours else published(programs(), here.n_threads)
             now = settings(here, args)
             if then is not None and (other := difference(then, now)):
                 raise SystemExit(f"{args.output} has other settings: {other}")
@@ -166,9 +172,9 @@ def main() -> None:
             if then is None:
                 append(args.output, "settings", now)
             if not run_all(here, there, cells, args):
-                return
-    report(args.output)
+                return 0
+    return report(args.output)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

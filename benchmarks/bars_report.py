@@ -140,9 +140,10 @@ def cell(runs: Sequence[Run], bar: Bar, group: str) -> Cell | None:
 
 
 def bar_tables(runs: Sequence[Run]) -> list[str]:
-    """A table for each bar."""
+    """A table for each bar; without runs of llama.cpp only for our plain decoding."""
     lines = []
-    for bar in BARS:
+    peers = any(run.arm.startswith(PEER) for run in runs)
+    for bar in (each for each in BARS if peers or not each.peer):
         lines += [f"\n**`auto` against {bar.title}**\n",
                   "| class | prompts | compared with | median (range) | geometric mean | bar | reached "
                   "| ours t/s | theirs t/s | accepted / drafted |",
@@ -164,6 +165,12 @@ def bar_tables(runs: Sequence[Run]) -> list[str]:
 def same_text(run: Run, plain: Run) -> bool:
     """True if both texts are equal. Theirs is searched in all output, without a trailing partial character."""
     return run.tokens == plain.tokens if run.tokens else plain.text.rstrip("\ufffd") in run.text
+
+
+def changed_texts(runs: Sequence[Run]) -> list[str]:
+    """The prompts for which `auto` and our plain decoding gave different texts at temperature 0."""
+    both = [pair for group in GROUPS for pair in pairs(runs, group, 0.0, AUTO, PLAIN)]
+    return [mine.prompt for mine, plain in both if not same_text(mine, plain)]
 
 
 def arm_table(runs: Sequence[Run]) -> list[str]:

@@ -56,6 +56,21 @@ def test_plain_decoding_gets_the_path_it_was_fastest_on_and_else_the_loaded_targ
     assert bars_arms.plain_options(same, "best") == same.target_options
 
 
+def test_a_text_that_auto_changes_is_named_and_only_at_temperature_0() -> None:
+    """Prevents: a faster `auto` that gives other tokens and goes unnoticed."""
+    other = replace(_run(AUTO, 20, "b"), tokens=(1, 3))
+    runs = [_run(PLAIN, 10, "a"), _run(AUTO, 20, "a"), _run(PLAIN, 10, "b"), other, _run(AUTO, 20, "c")]
+    assert bars_report.changed_texts(runs) == ["b"]
+    assert bars_report.changed_texts([replace(run, temperature=1.0) for run in runs]) == []
+
+
+def test_without_runs_of_llama_cpp_only_our_plain_decoding_is_compared() -> None:
+    """Prevents: empty tables after `--ours`."""
+    runs = [_run(PLAIN, 10), _run(AUTO, 20)]
+    assert "\n".join(bars_report.bar_tables(runs)).count("| reached |") == 1
+    assert "\n".join(bars_report.bar_tables([*runs, _run(PEER_PLAIN, 9)])).count("| reached |") == len(BARS)
+
+
 def test_temperatures_and_classes_are_never_mixed() -> None:
     runs = [_run(PLAIN, 10, temperature=1.0), _run(AUTO, 20), _run(PLAIN, 10, group="story")]
     assert cell(runs, PLAIN_BAR, "code") is None
@@ -134,4 +149,4 @@ def test_every_table_can_be_printed_of_any_part_of_the_runs() -> None:
     runs = [_run(arm, 10) for arm in (AUTO, PLAIN, PEER_PLAIN)]
     for n in range(len(runs) + 1):
         text = "\n".join([*bars_report.bar_tables(runs[:n]), *bars_report.arm_table(runs[:n])])
-        assert text.count("| reached |") == len(BARS)
+        assert text.count("| reached |") == (len(BARS) if n == len(runs) else 1)
