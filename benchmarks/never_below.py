@@ -1,13 +1,18 @@
 """Is the default ever slower than plain decoding, from the first answer on?
 
-    python benchmarks/never_below.py --output FILE.jsonl [--prompts 8] [--kinds default,hopeless,itself,alone]
+    python benchmarks/never_below.py --output FILE.jsonl [--prompts 8] [--kinds itself,default,hopeless,alone]
+    python benchmarks/never_below.py --output FILE.jsonl --repeat     # then runs the answers below 0.90 twice more
     python benchmarks/never_below.py --report FILE.jsonl
 
 Every kind of pair begins without a profile: its first answer measures it, as in `specllama run`, and that time counts.
-What `run` measures behind its first answer does not count: nothing waits.
-Each prompt is answered plainly and with the default settings, in turn, from empty KV caches, with the same number of
-tokens; end tokens are forbidden. Plain decoding uses its fastest kernel path, if `specllama tune` found one. A ratio is
-the time of plain decoding over that of the default: of decoding, and of the whole answer with prompt and measuring.
+What `run` measures behind an answer does not count: nothing waits. The profiles stay in FILE.state, so a command that
+was stopped continues, with what is missing and what was learned.
+
+For each prompt and temperature the target answers plainly, and each kind with this target with the default settings,
+one after the other in an order that turns, from empty KV caches and with the same number of tokens; end tokens are
+forbidden. Kinds share the loaded target with plain decoding, which uses its fastest kernel path, if `specllama tune`
+found one. A ratio is the time of plain decoding over that of the default in the same turn: of decoding, and of the
+whole answer with prompt and measuring. Prompts come class by class in turn, so a part of the answers has all classes.
 """
 
 from __future__ import annotations
@@ -19,52 +24,62 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
+from typing import TypeAlias
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bars_arms import RULE, SAMPLER, plain_options, published_draft
 from replay import two_layers
-from rows import append, mend, rows_of
+from rows import append, difference, mend, rows_of
 
 from specllama import Engine, Finished, RandomChooser, llama
-from specllama.bench.plan import spread
+from specllama.base.cpu import this_cpu
+from specllama.bench.plan import in_turn, spread
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.types import Cancel, Drafter
-from specllama.llama import LlamaModel
+from specllama.core.stats import SpecStats
+from specllama.core.types import Drafter
+from specllama.llama import LlamaModel, LoadOptions, tested_kernels
 from specllama.pairs.ask import Ask, Drafting, Names
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.learning import Lesson
-from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare
+from specllama.pairs.setup import Listener, Models, Setup, choose, prepare
 from specllama.prompts.load import BenchPrompt, built_in
 from specllama.tuning.first_use import FirstUse
 
 SMALL = "SmolLM2-135M-Instruct.Q4_1"
-KINDS = ("default", "hopeless", "itself", "alone")
-BAR, WORST, WORST_FROM = 0.98, 0.90, 64
+KINDS = ("itself", "default", "hopeless", "alone")
+BAR, WORST, WORST_FROM, N_TRIES = 0.98, 0.90, 64, 3
+
+Key: TypeAlias = tuple[str, str, float]  # (kind, prompt, temperature)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt at one temperature, answered twice. Times in seconds."""
+    """One prompt at one temperature, answered plainly and by a kind in the same turn. Times in seconds."""
 
     kind: str
     prompt: str
     temperature: float
-    first: bool  # the first answer of this pair, which measured it
     n_tokens: int
     plain_decode_s: float
     plain_whole_s: float
     decode_s: float
     whole_s: float
-    measure_s: float  # part of `whole_s`
+    measure_s: float  # part of `whole_s`; 0 = this answer did not measure the pair
     n_drafted: int
     n_accepted: int
+
+    @property
+    def key(self) -> Key:
+        return self.kind, self.prompt, self.temperature
 
     @property
     def decode(self) -> float:
@@ -75,139 +90,304 @@ class Row:
         return self.plain_whole_s / self.whole_s
 
 
-@contextmanager
-def named(kind: str) -> Iterator[Names]:
-    """The models of a kind."""
+def asked(kind: str, folder: Path) -> Ask:
+    """The models of a kind; `folder` keeps a draft that is made for it."""
     published = published_draft()
     assert published.draft is not None
-    target = str(published.target.path)
-    if kind == "hopeless":  # the published draft with its first and last layer only
-        with two_layers(published.draft.path) as path:
-            yield Names(target=target, draft=str(path))
-    else:
-        yield {"default": Names(), "itself": Names(target=SMALL, draft=SMALL), "alone": Names(target=target)}[kind]
+    target, draft = str(published.target.path), folder / "two-layers.gguf"
+    if kind == "hopeless" and not draft.exists():  # the published draft with its first and last layer only
+        two_layers(published.draft.path, draft)
+    return Ask(names={"default": Names(), "hopeless": Names(target=target, draft=str(draft)),
+                      "itself": Names(target=SMALL, draft=SMALL), "alone": Names(target=target)}[kind])  # fmt: skip
 
 
-class Kind:
-    """The loaded models of a kind, and what they learned."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is answered, and how."""
 
-    def __init__(self, setup: Setup, models: Models, plain: LlamaModel) -> None:
-        self.setup, self.models, self.plain = setup, models, plain
-        self.talk = Conversation(models.target.vocab, setup.target.template)
+    tokens: Sequence[int]
+    temperature: float
+    n_tokens: int
+    seed: int
 
-    def answer(self, target: LlamaModel, drafter: Drafter, tokens: Sequence[int], temperature: float, n: int,
-               seed: int, lesson: Lesson | None = None) -> tuple[float, Finished]:  # fmt: skip
-        """(seconds, last event) of an answer from empty KV caches."""
-        for model in (target, self.models.draft):
-            if model is not None:
-                model.truncate(0)
-        params = replace(SAMPLER, temperature=temperature, logit_bias=dict.fromkeys(target.end_tokens, -math.inf))
+    def answered(
+        self, target: LlamaModel, models: Models | None, drafter: Drafter, lesson: Lesson | None = None
+    ) -> tuple[float, SpecStats]:
+        """(seconds, figures) of an answer from empty KV caches."""
+        emptied(target, models)
+        ends = dict.fromkeys(target.end_tokens, -math.inf)
+        params = replace(SAMPLER, temperature=self.temperature, logit_bias=ends)
+        engine, chooser = Engine(target, drafter, rule=RULE), RandomChooser(self.seed)
         began, event = time.perf_counter(), None
-        for event in Engine(target, drafter, rule=RULE).generate(tokens, params, RandomChooser(seed), max_tokens=n):
+        for event in engine.generate(self.tokens, params, chooser, max_tokens=self.n_tokens):
             if lesson is not None:
                 lesson.take(event)
         assert isinstance(event, Finished)
-        return time.perf_counter() - began, event
+        return time.perf_counter() - began, event.stats
 
-    def plainly(self, tokens: Sequence[int], temperature: float, n: int, seed: int) -> tuple[float, Finished]:
-        return self.answer(self.plain, NoDrafter(), tokens, temperature, n, seed)
 
-    def measure(self, *, hurried: bool) -> float:
-        """Seconds of measuring the pair, or what is left of it, if it is due."""
-        began = time.perf_counter()
-        self.setup = FirstUse(self.setup, self.models, hurried=hurried).finish()
-        took = time.perf_counter() - began
-        say(f"measured in {took:.2f} s: {self.setup.profile and self.setup.profile.costs}")
-        return took
+def emptied(target: LlamaModel, models: Models | None) -> None:
+    target.truncate(0)
+    if models is not None and models.draft is not None:
+        models.draft.truncate(0)
 
-    def by_default(self, tokens: Sequence[int], temperature: float, n: int, seed: int) -> tuple[float, Finished]:
-        settings = self.setup.settings(Drafting(), greedy=temperature == 0.0)
+
+@dataclass(slots=True)
+class Kind:
+    """The loaded models of a kind, and what they learned."""
+
+    name: str
+    setup: Setup
+    models: Models
+
+    def answered(self, task: Task) -> tuple[float, float, SpecStats]:
+        """(seconds, those of measuring, figures) of an answer with the default settings, as `specllama run` gives it.
+
+        Measures the pair before, if it is due, and again what is left of it behind the answer.
+        """
+        measure_s, greedy = 0.0, task.temperature == 0.0
+        if self.setup.measures:
+            emptied(self.models.target, self.models)
+            began = time.perf_counter()
+            self.setup = FirstUse(self.setup, self.models, hurried=True).finish()
+            measure_s = time.perf_counter() - began
+        settings = self.setup.settings(Drafting(), greedy=greedy)
         drafter = self.models.drafter(self.setup.strategy, settings)
-        lesson = Lesson(self.setup, settings.policy, greedy=temperature == 0.0)
-        took, event = self.answer(self.models.target, drafter, tokens, temperature, n, seed, lesson)
-        self.setup = lesson.learned()
+        lesson = Lesson(self.setup, settings.policy, greedy=greedy)
+        took_s, stats = task.answered(self.models.target, self.models, drafter, lesson)
         drafter.close()
-        return took, event
+        self.setup = setup = lesson.learned()
+        if setup.draft is not None and setup.profile is not None:
+            due = setup.profile.is_partial or setup.profile.is_due
+            self.setup = FirstUse(replace(setup, completes=due), self.models).finish()
+        return took_s + measure_s, measure_s, stats
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The kinds with one target."""
+
+    plain: LlamaModel
+    talk: Conversation
+    kinds: Sequence[Kind]
+
+    def turn(self, due: Sequence[Kind], prompt: BenchPrompt, task: Task, at: int) -> list[Row]:
+        """The plain answer and those of the kinds that are due, in an order by `at`."""
+        answers: dict[str, tuple[float, float, SpecStats]] = {}
+        for kind in in_turn([None, *due], at):
+            if kind is None:
+                plain_s, plain = task.answered(self.plain, None, NoDrafter())
+            else:
+                answers[kind.name] = kind.answered(task)
+        return [
+            Row(name, prompt.id, task.temperature, stats.n_emitted, plain.decode_s, plain_s, stats.decode_s, took_s,
+                measure_s, stats.n_drafted, stats.n_accepted)
+            for name, (took_s, measure_s, stats) in answers.items()
+        ]  # fmt: skip
+
+
+def prepared(ask: Ask) -> Setup:
+    return prepare(choose(ask, Listener()), Listener())
 
 
 @contextmanager
-def opened(names: Names) -> Iterator[Kind]:
-    """The models, as a newcomer has them: without a profile."""
-    ask = Ask(names=names)
-    tuned = prepare(choose(ask, Listener()), Listener())
-    with tempfile.TemporaryDirectory() as state, ExitStack() as owned:
-        owned.enter_context(patch.dict(os.environ, XDG_STATE_HOME=state))
-        setup = prepare(choose(ask, Listener()), Listener())
-        models = owned.enter_context(load_models(setup, Listener(), Cancel()))
-        alone = replace(plain_options(tuned, "best"), max_block=setup.target_options.max_block)
-        plain = models.target
-        if alone != setup.target_options:
-            plain = owned.enter_context(llama.load(setup.target.path, alone))
-        yield Kind(setup, models, plain)
+def opened(asks: Mapping[str, Ask], tuned: Setup) -> Iterator[Group]:
+    """The models of kinds with one target, loaded; the target once for all that load it in the same way.
+
+    `tuned`: a setup by whose profile plain decoding takes its kernel path.
+    """
+    setups = {kind: prepared(ask) for kind, ask in asks.items()}
+    targets: dict[LoadOptions, LlamaModel] = {}
+    with ExitStack() as owned:
+
+        def loaded(options: LoadOptions) -> LlamaModel:
+            if options not in targets:
+                targets[options] = owned.enter_context(llama.load(tuned.target.header, options))
+            return targets[options]
+
+        def of(setup: Setup) -> Models:
+            target, draft, adapted = loaded(setup.target_options), None, None
+            if setup.draft is not None:
+                draft = owned.enter_context(llama.load(setup.draft.header, setup.draft_options(target.n_ctx)))
+                adapted = in_target_ids(target, draft, strategy=setup.model_strategy)
+                owned.callback(adapted.close)
+            return Models(target, adapted, draft)
+
+        kinds = [Kind(name, setup, of(setup)) for name, setup in setups.items()]
+        plain = loaded(plain_options(replace(kinds[0].setup, profile=tuned.profile), "best"))
+        yield Group(plain, Conversation(plain.vocab, tuned.target.template), kinds)
 
 
-def run(kind: str, prompts: Sequence[BenchPrompt], args: argparse.Namespace) -> None:
-    with named(kind) as names, opened(names) as here:
-        warm = here.talk.tokens([Message("user", "Hello.")])
-        here.plainly(warm, 0.0, 4, 0)  # the first pass reads the file from the disk
-        first = True
-        for number, prompt in enumerate(prompts):
-            tokens = here.talk.tokens([Message("user", prompt.turns[0])])
-            for at, temperature in enumerate(map(float, args.temperatures.split(","))):
-                seed, measure_s = 1 + number, 0.0
-                plain_first = (number + at) % 2 == 0
-                if plain_first:
-                    plain = here.plainly(tokens, temperature, args.predict, seed)
-                if first:
-                    measure_s = here.measure(hurried=True)
-                ours = here.by_default(tokens, temperature, args.predict, seed)
-                if first:
-                    here.measure(hurried=False)
-                if not plain_first:
-                    plain = here.plainly(tokens, temperature, args.predict, seed)
-                (took_s, event), (plain_s, other) = ours, plain
-                stats = event.stats
-                row = Row(kind, prompt.id, temperature, first, stats.n_emitted, other.stats.decode_s, plain_s,
-                          stats.decode_s, took_s + measure_s, measure_s, stats.n_drafted,
-                          stats.n_accepted)  # fmt: skip
-                append(args.output, "run", asdict(row))
-                say(f"{kind}, {prompt.id} at {temperature:g}: decode {row.decode:.2f}, whole {row.whole:.2f}, "
-                    f"{row.n_accepted} of {row.n_drafted} accepted{', measured' if first else ''}")  # fmt: skip
-                first = False
+def run(
+    asks: Mapping[str, Ask],
+    state: Path,
+    prompts: Sequence[BenchPrompt],
+    temperatures: Sequence[float],
+    wanted: Collection[Key],
+    n_tokens: int,
+    shift: int = 0,
+) -> Iterator[Row]:
+    """The wanted answers; yields them when a turn ends. `state`: the folder of the profiles. `shift`: of the orders."""
+    setups = {kind: prepared(ask) for kind, ask in asks.items() if any(key[0] == kind for key in wanted)}
+    for path in dict.fromkeys(setup.target.path for setup in setups.values()):
+        names = [kind for kind, setup in setups.items() if setup.target.path == path]
+        tuned = next((setups[kind] for kind in names if setups[kind].profile is not None), setups[names[0]])
+        with (
+            patch.dict(os.environ, XDG_STATE_HOME=str(state)),
+            opened({kind: asks[kind] for kind in names}, tuned) as group,
+        ):
+            warm = group.talk.tokens([Message("user", "Hello.")])
+            Task(warm, 0.0, 4, 0).answered(group.plain, None, NoDrafter())  # the first pass reads the file
+            for at, ((n, prompt), temperature) in enumerate(product(enumerate(prompts), temperatures)):
+                due = [kind for kind in group.kinds if (kind.name, prompt.id, temperature) in wanted]
+                if due:
+                    tokens = group.talk.tokens([Message("user", prompt.turns[0])])
+                    yield from group.turn(due, prompt, Task(tokens, temperature, n_tokens, 1 + n), at + shift)
+
+
+def tries(rows: Iterable[Row]) -> dict[Key, list[Row]]:
+    """The answers of a file, and those that were repeated."""
+    found = defaultdict[Key, list[Row]](list)
+    for row in rows:
+        found[row.key].append(row)
+    return dict(found)
+
+
+def is_low(row: Row) -> bool:
+    return row.n_tokens >= WORST_FROM and min(row.decode, row.whole) < WORST
+
+
+def still_low(seen: Sequence[Row]) -> bool:
+    """True if the first try is low and the median of three, if there are three, is as well."""
+    if not is_low(seen[0]):
+        return False
+    return len(seen) < N_TRIES or min(median(row.decode for row in seen), median(row.whole for row in seen)) < WORST
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _mean(ratios: Sequence[float]) -> float:
+def read(path: Path) -> tuple[Mapping[str, object] | None, list[Row]]:
+    """(settings, answers) of a file."""
+    settings, rows = None, []
+    for row in rows_of(path):
+        if row["kind"] == "settings":
+            settings = row["settings"]
+        elif row["kind"] == "run":
+            rows.append(Row(**row["run"]))
+    return settings, rows
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{_geometric(ratios):.3f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def _geometric(ratios: Sequence[float]) -> float:
     return math.exp(fmean(map(math.log, ratios)))
 
 
-def report(path: Path) -> None:
-    """Print a table with the bars, one row for each class of prompts."""
-    rows = [Row(**row["run"]) for row in rows_of(path) if row["kind"] == "run"]
+def table(rows: Iterable[Row]) -> list[str]:
+    """The bars of each kind and temperature, of all classes together and of each, and the low answers by name."""
+    found = tries(rows)
     classes = {prompt.id: prompt.category for prompt in built_in()}
-    heads = ("pair", "class", "temperature", "answers", "decode", "median", "worst", "whole", "worst")
-    print(f"| {' | '.join(heads)} | first answer, whole | bars |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    groups = defaultdict[tuple[str, str, float], list[Row]](list)
-    for row in rows:
-        groups[row.kind, classes[row.prompt], row.temperature].append(row)
-    for (kind, class_, temperature), seen in groups.items():
-        long = [row for row in seen if row.n_tokens >= WORST_FROM]
-        decode, whole = [row.decode for row in seen], [row.whole for row in seen]
-        worst = min((min(row.decode, row.whole) for row in long), default=1.0)
-        holds = "yes" if min(_mean(decode), _mean(whole)) >= BAR and worst >= WORST else "no"
-        first = ", ".join(f"{row.whole:.2f} ({row.measure_s:.2f} s)" for row in seen if row.first) or "-"
-        print(f"| {kind} | {class_} | {temperature:g} | {len(seen)} | {_mean(decode):.3f} | {median(decode):.2f} "
-              f"| {min(decode):.2f} | {_mean(whole):.3f} | {min(whole):.2f} | {first} | {holds} |")  # fmt: skip
+    groups = defaultdict[tuple[str, float], dict[str, list[list[Row]]]](lambda: defaultdict(list))
+    for seen in found.values():
+        groups[seen[0].kind, seen[0].temperature][classes[seen[0].prompt]].append(seen)
+    heads = ("pair", "temperature", "class", "answers", "decode", "whole answer", "below 0.90 at first",
+             "still, median of three", "whole answer that measured", "bars")  # fmt: skip
+    head = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    whole, parts = [*head], ["", *head]
+    for (kind, temperature), of_class in groups.items():
+        held = {name: _holds(tried) for name, tried in of_class.items()}
+        every = [seen for tried in of_class.values() for seen in tried]
+        whole.append(_line(kind, temperature, "all", every, f"{sum(held.values())} of {len(held)} classes"))
+        parts += [_line(kind, temperature, each, of_class[each], "yes" if held[each] else "no") for each in of_class]
+    low = [seen for seen in found.values() if is_low(seen[0])]
+    n_left = sum(len(seen) < N_TRIES for seen in low)
+    lines = [
+        *whole,
+        *parts,
+        "",
+        f"Means are those of first tries. {len(low)} of {len(found)} answers were below {WORST:g} at first, in decode "
+        f"or whole; {len(low) - n_left} ran twice more and count in the last bar by their medians of three, "
+        f"{n_left} did not (--repeat).",
+    ]
+    if low:
+        lines += ["", "| pair | temperature | prompt | decode | whole answer |", "|---|---|---|---|---|"]
+    for seen in low:
+        decode, whole = (
+            ", ".join(f"{each:.2f}" for each in ratios)
+            for ratios in zip(*((row.decode, row.whole) for row in seen), strict=True)
+        )
+        lines.append(f"| {seen[0].kind} | {seen[0].temperature:g} | {seen[0].prompt} | {decode} | {whole} |")
+    return lines
+
+
+def _line(kind: str, temperature: float, name: str, tried: Sequence[Sequence[Row]], bars: str) -> str:
+    first = [seen[0] for seen in tried]
+    measured = ", ".join(f"{row.whole:.2f} ({row.measure_s:.2f} s)" for row in first if row.measure_s) or "-"
+    return (
+        f"| {kind} | {temperature:g} | {name} | {len(first)} | {_mean([row.decode for row in first])} "
+        f"| {_mean([row.whole for row in first])} | {sum(map(is_low, first))} | {sum(map(still_low, tried))} "
+        f"| {measured} | {bars} |"
+    )
+
+
+def _holds(tried: Sequence[Sequence[Row]]) -> bool:
+    """True if a class reaches all bars."""
+    first = [seen[0] for seen in tried]
+    means = (_geometric([row.decode for row in first]), _geometric([row.whole for row in first]))
+    return min(means) >= BAR and not any(map(still_low, tried))
+
+
+def settings(n_tokens: int) -> dict[str, object]:
+    """What all answers of a file share."""
+    kernels = tested_kernels.usable()
+    return {
+        "predict": n_tokens,
+        "cpu": this_cpu().model,
+        "bindings": llama.build_info().bindings,
+        "kernels": None if kernels is None else kernels.parent.name,
+    }
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Answer what the file lacks, then repeat what was low, if asked."""
+    path: Path = args.output
+    then, rows = read(path)
+    mend(path)
+    if then is None:
+        append(path, "settings", settings(args.predict))
+    elif other := difference(then, settings(args.predict)):
+        raise SystemExit(f"{path} has other settings: {other}")
+    state = path.with_suffix(".state").resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    prompts, temperatures = spread(built_in())[: args.prompts], [float(each) for each in args.temperatures.split(",")]
+    asks = {kind: asked(kind, state) for kind in args.kinds.split(",")}
+
+    def answer(wanted: Collection[Key], state: Path, shift: int = 0) -> None:
+        for n, row in enumerate(run(asks, state, prompts, temperatures, wanted, args.predict, shift), 1):
+            append(path, "run", asdict(row))
+            say(f"{n}/{len(wanted)} {row.kind}, {row.prompt} at {row.temperature:g}: decode {row.decode:.2f}, whole "
+                f"{row.whole:.2f}, {row.n_accepted} of {row.n_drafted} accepted"
+                f"{f', measured in {row.measure_s:.2f} s' if row.measure_s else ''}")  # fmt: skip
+
+    cells = {(kind, prompt.id, temperature) for kind, prompt, temperature in product(asks, prompts, temperatures)}
+    answer(cells - set(tries(rows)), state)
+    for shift in range(1, N_TRIES if args.repeat else 1):
+        low = [seen for key, seen in tries(read(path)[1]).items() if key in cells and is_low(seen[0])]
+        low = [seen for seen in low if len(seen) < N_TRIES]
+        answer({seen[0].key for seen in low if not seen[0].measure_s}, state, shift)
+        with tempfile.TemporaryDirectory() as fresh:  # these measure the pair again
+            answer({seen[0].key for seen in low if seen[0].measure_s}, Path(fresh), shift)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="the file that every pair of answers is appended to")
+    parser.add_argument("--output", type=Path, help="the file that every answer is appended to")
     parser.add_argument("--report", type=Path, help="only print the table of a file")
+    parser.add_argument("--repeat", action="store_true", help=f"run answers below {WORST:.2f} at first twice more")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--prompts", type=int, default=96)
     parser.add_argument("--temperatures", default="0,1")
@@ -217,10 +397,8 @@ def main() -> None:
         parser.error("--output FILE or --report FILE")
     if args.output is not None:
         llama.set_log(None)
-        mend(args.output)
-        for kind in args.kinds.split(","):
-            run(kind, spread(built_in())[: args.prompts], args)
-    report(args.output or args.report)
+        measure(args)
+    print("\n".join(table(read(args.output or args.report)[1])))
 
 
 if __name__ == "__main__":

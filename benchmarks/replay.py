@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,14 +150,11 @@ def as_answer(row: dict[str, Any], n_vocab: int) -> TracedAnswer:
     return TracedAnswer(row["group"], tuple(row["tokens_of_prompt"]), tokens, n_vocab, params, laws, points)
 
 
-@contextmanager
-def two_layers(draft: Path) -> Iterator[Path]:
-    """The draft with only its first and last layer."""
+def two_layers(draft: Path, path: Path) -> Path:
+    """Write the draft with only its first and last layer; returns `path`."""
     header = llama.read_header(draft)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "two-layers.gguf"
-        derive.make(header, Recipe(dropped=tuple(range(1, header.n_layer - 1))), path, lambda what, share: None)
-        yield path
+    derive.make(header, Recipe(dropped=tuple(range(1, header.n_layer - 1))), path, lambda what, share: None)
+    return path
 
 
 def judge_all(target: LlamaModel, setup: Setup, path: Path, name: str, draft: Path, until: float) -> bool:
@@ -213,7 +209,8 @@ def record(args: argparse.Namespace) -> None:
         for name, draft in ((PUBLISHED, published.draft.path), *named):
             finished = judge_all(target, published, path, name, draft, until) and finished
         if args.two_layers:
-            with two_layers(published.draft.path) as draft:
+            with tempfile.TemporaryDirectory() as folder:
+                draft = two_layers(published.draft.path, Path(folder) / "two-layers.gguf")
                 finished = judge_all(target, published, path, TWO_LAYERS, draft, until) and finished
     say("everything is recorded" if finished else "time ran out: the same command continues")
 
