@@ -19,7 +19,7 @@ from typing import IO, Protocol, TypeVar
 
 from platformdirs import user_cache_path
 
-from specllama.base.errors import ConfigError, DiskFull, DownloadError
+from specllama.base.errors import ConfigError, DiskFull, DownloadError, UsageError
 from specllama.base.jsonable import UNREADABLE, parsed, to_plain, typed
 
 T = TypeVar("T")
@@ -80,7 +80,9 @@ def size_text(n_bytes: int) -> str:
 
 
 def meant(text: str) -> Path:
-    """The path with `~` expanded; `~name` of an unknown user stays as it is."""
+    """The path with `~` expanded; `~name` of an unknown user stays as it is. Raises UsageError."""
+    if "\0" in text:
+        raise UsageError("a path has a null character, which no file name can have", hint="write it without it")
     return Path(os.path.expanduser(text))
 
 

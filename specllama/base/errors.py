@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
+from typing import TypeVar
+
+_HINTS: Mapping[int | None, str] = {
+    errno.EACCES: "make it readable for you",
+    errno.EPERM: "make it readable for you",
+    errno.EISDIR: "name a file in it",
+    errno.EFBIG: "use a smaller file",
+    errno.EIO: "use a copy on another disk",
+}
+
 
 class SpecllamaError(Exception):
     """Base of every error that a user can see.
@@ -105,6 +117,16 @@ class AllForbidden(NumericsError):
 
 class DraftLawError(SpecllamaError):
     """q is not the distribution of the draft token: q(token) = 0, or q does not sum to 1."""
+
+
+_Kind = TypeVar("_Kind", bound=SpecllamaError)
+
+
+def unreadable(what: object, error: OSError | ValueError, kind: type[_Kind], expected: str = "a text file") -> _Kind:
+    """The error for a file that cannot be opened or read. `what`: its path, after the option that named it."""
+    reason = getattr(error, "strerror", None) or error
+    hint = _HINTS.get(getattr(error, "errno", None), "check the path")
+    return kind(f"{what} cannot be read: {reason} (expected {expected})", hint=hint)
 
 
 def error_of_request(error: Exception) -> SpecllamaError:

@@ -111,7 +111,7 @@ def _told(path: Path) -> Iterator[None]:
     except FileExistsError:
         raise already_there(path) from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be opened: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be opened: {error.strerror}", hint="name another file") from None
 
 
 class AnswerFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from specllama.base.disk import read_bytes, write_text
-from specllama.base.errors import ConversationError, ReportError, UsageError
+from specllama.base.errors import ConversationError, ReportError, UsageError, unreadable
 from specllama.base.jsonable import from_plain, parsed
 from specllama.base.ranges import sound, whole
 from specllama.base.text import decoded
@@ -83,10 +82,10 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
     """Write the conversation; an existing file is replaced in one step. Raises ConversationError."""
     try:
         if not path.parent.is_dir():
-            raise ConversationError(f"the folder {path.parent} does not exist")
+            raise ConversationError(f"the folder {path.parent} does not exist", hint="make it, or name another file")
         write_text(path, packed(session.system, session.turns, session.settings, models))
     except OSError as error:
-        raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
+        raise ConversationError(f"{path} cannot be written: {error.strerror}", hint="name another file") from None
 
 
 def load(path: Path) -> Saved:
@@ -94,9 +93,7 @@ def load(path: Path) -> Saved:
     try:
         return _saved(parsed(decoded(read_bytes(path), str(path), ConversationError)))
     except OSError as error:
-        raise ConversationError(
-            f"{path} cannot be read: {error.strerror}", hint="" if os.path.exists(path) else "is the name right?"
-        ) from None
+        raise unreadable(path, error, ConversationError, "a saved chat") from None
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at')}"
     except (ValueError, UsageError, ReportError) as error:

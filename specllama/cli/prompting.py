@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from specllama.base.disk import meant, size_text
-from specllama.base.errors import MemoryShort, PromptError, UsageError
+from specllama.base.errors import MemoryShort, PromptError, UsageError, unreadable
 from specllama.base.text import counted, decoded, figure
 from specllama.chat.conversation import Conversation, Message, RenderedPrompt, TemplateVocabulary, raw_tokens
 from specllama.chat.named_templates import NAMED
@@ -81,7 +81,7 @@ def _read_file(option: str, name: str) -> str:
         with meant(name).open("rb") as file:
             return decoded(read_whole(file, name), name, UsageError)
     except OSError as error:
-        raise UsageError(f"{option} {name} cannot be read: {error.strerror}") from None
+        raise unreadable(f"{option} {name}", error, UsageError) from None
 
 
 class SystemPromptOptions(Protocol):

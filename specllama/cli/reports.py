@@ -31,7 +31,7 @@ def writable(option: str, name: str) -> Path:
         else _no_place(real)
     )  # fmt: skip
     if reason:
-        raise UsageError(f"{option} {name} cannot be written: {reason}")
+        raise UsageError(f"{option} {name} cannot be written: {reason}", hint="name another file")
     return path
 
 

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 from specllama.base import disk as storage
-from specllama.base.errors import ModelFileError
+from specllama.base.errors import ModelFileError, unreadable
 from specllama.base.text import counted
 from specllama.files.gguf_header import GgufHeader, Unsound, long_texts, require_sound_values, walk_from
 from specllama.files.repo_files import MOST_PARTS, SPLIT, split_name
@@ -140,7 +140,7 @@ def _first_bytes(path: Path) -> tuple[bytes, int]:
             f"there is no file {path}", hint="check the path; `specllama models list` shows the downloaded models"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise ModelFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", hint="") from None
+        raise unreadable(path, error, ModelFileError, "a GGUF file") from None
 
 
 def _in_directory(path: Path) -> str:

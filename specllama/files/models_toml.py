@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specllama.base.disk import NO_ROOM, meant, read_bytes, write_text
-from specllama.base.errors import ConfigError, DiskFull, ModelFileError
+from specllama.base.errors import ConfigError, DiskFull, ModelFileError, unreadable
 from specllama.base.jsonable import shown
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.base.text import counted, decoded
@@ -256,10 +256,10 @@ def text_of(path: Path) -> str:
     """The text of the file. Raises ConfigError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may have no writer, a device no end
-            raise ConfigError(f"{path} is not a regular file")
+            raise ConfigError(f"{path} is not a regular file (expected a text file)", hint="check the path")
         return decoded(read_bytes(path), str(path), ConfigError).replace("\r\n", "\n")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error, ConfigError) from error
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.base.disk import read_bytes
-from specllama.base.errors import PromptError, UsageError
+from specllama.base.errors import PromptError, UsageError, unreadable
 from specllama.base.jsonable import not_json, parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import decoded
@@ -103,7 +103,7 @@ def read(path: Path) -> tuple[BenchPrompt, ...]:
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise PromptError(f"{path} cannot be read: {error.strerror}") from None
+        raise unreadable(path, error, PromptError) from None
     prompts = _prompts(decoded(data, str(path), PromptError), str(path))
     if not prompts:
         raise PromptError(f"{path} has no prompts", hint=_HINT)

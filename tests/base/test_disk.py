@@ -18,6 +18,7 @@ import pytest
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
 from specllama.base import disk
+from specllama.base.errors import UsageError
 from tests.homes import Watch, file_size_limit
 
 
@@ -79,6 +80,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from specllama.base import disk
+from specllama.base.errors import UsageError
 with disk.new_file(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
@@ -347,3 +349,10 @@ def test_the_home_of_an_unknown_user_is_an_ordinary_name() -> None:
     """Prevents: a traceback for a mistyped `~name`."""
     assert disk.meant("~nobody-here/x") == Path("~nobody-here/x")
     assert disk.meant("~") == Path(os.path.expanduser("~"))
+
+
+def test_a_null_character_in_a_path_is_refused() -> None:
+    """Prevents: an internal error for `/read`, `/save` and `/load` of such a name."""
+    with pytest.raises(UsageError) as caught:
+        disk.meant("a\0b")
+    assert caught.value.hint

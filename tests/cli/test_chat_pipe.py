@@ -123,8 +123,9 @@ def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker:
         ("/regen", "the conversation is empty", ""),
         ("/edit", "the conversation is empty", ""),
         ("/save", "the file is missing", "/save FILE"),
-        ("/load nowhere.json", "nowhere.json cannot be read: No such file", ""),
-        ("/read nowhere.txt", "nowhere.txt cannot be read: No such file", ""),
+        ("/load nowhere.json", "nowhere.json cannot be read: No such file", "check the path"),
+        ("/read nowhere.txt", "nowhere.txt cannot be read: No such file", "check the path"),
+        ("/read a\0b", "null character", "without it"),
         ("/set xyz", "unknown setting xyz", "colors"),
         ("/set colours full", "unknown setting colours", "did you mean colors"),
         ("/model nowhere", "there is no pair nowhere", "/model"),
@@ -291,7 +292,7 @@ def test_save_replaces_only_a_file_of_this_chat_unless_told_to(chat, tmp_path: P
     ("text", "told", "hint"),
     [
         ("a text", "is damaged or not a saved chat: line 1", "/save FILE"),
-        (None, "cannot be read", "is the name right?"),
+        (None, "cannot be read", "check the path"),
     ],
 )
 def test_what_is_no_conversation_is_told_before_models_are_loaded(

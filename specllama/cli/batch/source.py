@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specllama.base.disk import meant
-from specllama.base.errors import PromptError, SpecllamaError, UsageError, error_of_request
+from specllama.base.errors import PromptError, SpecllamaError, UsageError, error_of_request, unreadable
 from specllama.base.text import counted
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import ENDINGS, INPUT_FORMATS, Asked, BadLine, RequestReader
@@ -59,7 +59,7 @@ class RequestFile:
         try:
             opened = nullcontext(sys.stdin.buffer) if self.path is None else self.path.open("rb")
         except OSError as error:
-            raise UsageError(f"{self.name} cannot be read: {error.strerror}") from None
+            raise unreadable(self.name, error, UsageError) from None
         with opened as file:
             yield from reader.read(file, self.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
+from specllama.base.errors import UsageError
 from specllama.chat.format import GRAMMAR, JSON_SCHEMA
 from specllama.chat.settings import OTHER_NAMES, SETTINGS
 from specllama.cli.chat.commands import BY_NAME, OWN_WORDS, SHOWN
@@ -74,10 +75,9 @@ def _set_words(before: list[str]) -> dict[str, str]:
 def _paths(begun: str) -> Iterator[tuple[str, int, str]]:
     """Files and folders that begin with `begun`."""
     folder, slash, name = begun.rpartition("/")
-    where = meant(folder + slash or ".")
     try:
-        entries = sorted(where.iterdir())
-    except OSError:
+        entries = sorted(meant(folder + slash or ".").iterdir())
+    except (OSError, UsageError):
         return
     for entry in entries:
         if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shlex
@@ -11,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from specllama.base.disk import meant, size_text
-from specllama.base.errors import UsageError
+from specllama.base.errors import UsageError, unreadable
 from specllama.base.text import decoded
 from specllama.cli.chat.input import bare
 from specllama.cli.prompting import MAX_BYTES, read_whole
@@ -50,12 +51,12 @@ def find(text: str) -> Found:
     if os.path.isdir(whole) or (not os.path.exists(whole) and _has_several(text)):
         return _several(list(islice(_paths(text), MOST_FILES + 1)), text)
     if os.path.exists(whole) and not os.path.isfile(whole):  # a pipe is waited for, a device may have no end
-        raise UsageError(f"{whole} is not a regular file")
+        raise UsageError(f"{whole} is not a regular file (expected a text file)", hint="check the path")
     try:
         with whole.open("rb") as file:
             data = read_whole(file, str(whole))
     except OSError as error:
-        raise UsageError(f"{whole} cannot be read: {error.strerror}") from None
+        raise unreadable(whole, error, UsageError) from None
     return Found([TextFile(whole.name, decoded(data, str(whole), UsageError))], len(data))
 
 
@@ -81,7 +82,7 @@ def _paths(text: str) -> Iterator[Path]:
             matches = [Path(match) for match in islice(glob.iglob(str(path), recursive=True), MOST_FILES + 1)]
             yield from sorted(match for match in matches if match.is_file())
         else:
-            raise UsageError(f"{path} cannot be read: No such file or directory")
+            raise unreadable(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), UsageError)
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -105,7 +106,7 @@ def _several(paths: list[Path], text: str) -> Found:
         name = os.fsencode(path.as_posix()).decode("utf-8", "replace")
         files.append(TextFile(name, data.decode("utf-8")))
     if not files:
-        raise UsageError(f"no text file matches {text}")
+        raise UsageError(f"no text file matches {text}", hint="check the path or pattern")
     return Found(files, n_bytes, n_skipped)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specllama.base.errors import SpecllamaError
+from specllama.base.errors import SpecllamaError, unreadable
 from specllama.base.text import decoded
 
 
@@ -53,7 +53,7 @@ def edited(text: str, name: str) -> Iterator[str]:
             raise
         except OSError as error:
             if not keep:
-                raise SpecllamaError(f"the edited file cannot be read: {error.strerror}") from None
+                raise unreadable("the edited file", error, SpecllamaError) from None
             raise
     finally:
         if not keep:
