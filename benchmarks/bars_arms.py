@@ -81,6 +81,12 @@ def prepared() -> Setup:
     return prepare(choose(Ask(), Listener()), Listener())
 
 
+def published_draft() -> Setup:
+    """The same pair with its published draft at a fixed length, as theirs uses it."""
+    ask = Ask(drafting=Drafting(spec_type="draft-simple", length=DraftLength(3)))
+    return prepare(choose(ask, Listener()), Listener())
+
+
 def plain_options(setup: Setup, wanted: str) -> LoadOptions:
     """Load options of plain decoding: the fastest kernel path of the profile ("best"), or those of `auto` ("same")."""
     path = None if setup.profile is None or wanted == "same" else setup.profile.plain_path
@@ -174,8 +180,7 @@ class Theirs:
 
 def published(folder: Path, n_threads: int) -> Theirs:
     """Their programs with the default pair and its published draft."""
-    ask = Ask(drafting=Drafting(spec_type="draft-simple", length=DraftLength(3)))
-    setup = prepare(choose(ask, Listener()), Listener())
+    setup = published_draft()
     assert setup.draft is not None
     return Theirs(folder, setup.target.path, setup.draft.path, n_threads)
 

@@ -1,7 +1,7 @@
 """Is the default ever slower than plain decoding, from the first answer on?
 
-    python benchmarks/never_below.py --output FILE.jsonl [--prompts 8] [--kinds itself,default,hopeless,alone]
-    python benchmarks/never_below.py --output FILE.jsonl --repeat     # then runs the answers below 0.90 twice more
+    python benchmarks/never_below.py --output FILE.jsonl [--minutes 40] [--kinds itself,default,hopeless,alone]
+    python benchmarks/never_below.py --output FILE.jsonl --repeat     # and then runs the answers below 0.90 twice more
     python benchmarks/never_below.py --report FILE.jsonl
 
 Every kind of pair begins without a profile: its first answer measures it, as in `specllama run`, and that time counts.
@@ -24,8 +24,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -226,8 +226,8 @@ def run(
     wanted: Collection[Key],
     n_tokens: int,
     shift: int = 0,
-) -> Iterator[Row]:
-    """The wanted answers; yields them when a turn ends. `state`: the folder of the profiles. `shift`: of the orders."""
+) -> Generator[list[Row], None, None]:
+    """The wanted answers, turn by turn. `state`: the folder of the profiles. `shift`: of the orders."""
     setups = {kind: prepared(ask) for kind, ask in asks.items() if any(key[0] == kind for key in wanted)}
     for path in dict.fromkeys(setup.target.path for setup in setups.values()):
         names = [kind for kind, setup in setups.items() if setup.target.path == path]
@@ -242,7 +242,7 @@ def run(
                 due = [kind for kind in group.kinds if (kind.name, prompt.id, temperature) in wanted]
                 if due:
                     tokens = group.talk.tokens([Message("user", prompt.turns[0])])
-                    yield from group.turn(due, prompt, Task(tokens, temperature, n_tokens, 1 + n), at + shift)
+                    yield group.turn(due, prompt, Task(tokens, temperature, n_tokens, 1 + n), at + shift)
 
 
 def tries(rows: Iterable[Row]) -> dict[Key, list[Row]]:
@@ -365,13 +365,22 @@ def measure(args: argparse.Namespace) -> None:
     state.mkdir(parents=True, exist_ok=True)
     prompts, temperatures = spread(built_in())[: args.prompts], [float(each) for each in args.temperatures.split(",")]
     asks = {kind: asked(kind, state) for kind in args.kinds.split(",")}
+    until = time.monotonic() + 60 * args.minutes
 
     def answer(wanted: Collection[Key], state: Path, shift: int = 0) -> None:
-        for n, row in enumerate(run(asks, state, prompts, temperatures, wanted, args.predict, shift), 1):
-            append(path, "run", asdict(row))
-            say(f"{n}/{len(wanted)} {row.kind}, {row.prompt} at {row.temperature:g}: decode {row.decode:.2f}, whole "
-                f"{row.whole:.2f}, {row.n_accepted} of {row.n_drafted} accepted"
-                f"{f', measured in {row.measure_s:.2f} s' if row.measure_s else ''}")  # fmt: skip
+        n_left = len(wanted)
+        with closing(run(asks, state, prompts, temperatures, wanted, args.predict, shift)) as turns:
+            while time.monotonic() < until and (turn := next(turns, [])):
+                for row in turn:
+                    n_left -= 1
+                    append(path, "run", asdict(row))
+                    measured = f", measured in {row.measure_s:.2f} s" if row.measure_s else ""
+                    say(
+                        f"{row.kind}, {row.prompt} at {row.temperature:g}: decode {row.decode:.2f}, whole "
+                        f"{row.whole:.2f}, {row.n_accepted} of {row.n_drafted} accepted{measured}; {n_left} are left"
+                    )
+        if n_left:
+            say(f"time is up, {n_left} answers are left: the same command continues")
 
     cells = {(kind, prompt.id, temperature) for kind, prompt, temperature in product(asks, prompts, temperatures)}
     answer(cells - set(tries(rows)), state)
@@ -388,6 +397,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the file that every answer is appended to")
     parser.add_argument("--report", type=Path, help="only print the table of a file")
     parser.add_argument("--repeat", action="store_true", help=f"run answers below {WORST:.2f} at first twice more")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no turn after this time")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--prompts", type=int, default=96)
     parser.add_argument("--temperatures", default="0,1")

@@ -84,6 +84,7 @@ def test_a_restart_adds_what_is_missing_and_measures_no_pair_again(
 ) -> None:
     """Prevents: two first answers of a pair; an answer that counts twice, or is lost when a run is stopped."""
     path = tmp_path / "runs.jsonl"
+    assert _run(path, monkeypatch, "--minutes", "0") == []
     before = _run(path, monkeypatch, "--prompts", "1", "--temperatures", "0")
     assert [bool(row.measure_s) for row in before if row.kind != "alone"] == [True, True]
     after = _run(path, monkeypatch)
