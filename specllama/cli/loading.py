@@ -1,4 +1,4 @@
-"""Option groups as an `Ask`, and the messages of choosing, fetching and loading on stderr."""
+"""Option groups as an `Ask` and `Settings`, and the messages of choosing, fetching and loading on stderr."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Literal
 
 from specllama.base.disk import FetchWatch, size_text
 from specllama.base.errors import SpecllamaError
-from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.chat.format import AnswerFormat
+from specllama.chat.settings import Settings
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
 from specllama.cli.screen.ending import leave_terminal
 from specllama.cli.screen.output import Output, say_error
 from specllama.cli.screen.status import StatusLine, watching
+from specllama.core.noise import SeedMode
 from specllama.core.types import Rule
 from specllama.drafters import TREE
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
@@ -33,6 +36,18 @@ def ask_of(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
         measure=drafting.measure == "auto",
     )
     return Ask(names=names_of(models), drafting=wanted, hardware=hardware_of(hardware))
+
+
+def settings_of(sampling: SamplingOptions, form: AnswerFormat | None) -> Settings:
+    """The settings of an answer, without those of drafting."""
+    return Settings(
+        params=sampling.params,
+        seed=sampling.seed,
+        seed_mode=SeedMode(sampling.seed_mode),
+        n_predict=sampling.predict,
+        stops=tuple(sampling.stop or ()),
+        format=form,
+    )
 
 
 def names_of(models: ModelOptions) -> Names:

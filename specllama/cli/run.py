@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -17,7 +17,7 @@ from specllama.chat.conversation import RenderedPrompt
 from specllama.chat.format import AnswerFormat
 from specllama.chat.format_masks import constraint_of
 from specllama.chat.session import THINK
-from specllama.chat.settings import Settings, require_known
+from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli import logs
 from specllama.cli.args.grouping import Option, with_options
@@ -32,7 +32,7 @@ from specllama.cli.args.options import (
 )
 from specllama.cli.codes import CUT
 from specllama.cli.config import look
-from specllama.cli.loading import Said, ask_of
+from specllama.cli.loading import Said, ask_of, settings_of
 from specllama.cli.prompting import PromptParts, prompt_parts, rendered, require_room
 from specllama.cli.record import begin
 from specllama.cli.screen.code_block import BlockWatch
@@ -179,10 +179,10 @@ def _answer(
     `log`: what to keep beside the answer; None keeps nothing.
     """
     drafting, tokens, starts_thinking = ask.drafting, prompt.tokens, prompt.text.rstrip().endswith(THINK)
-    params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
-    seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
-    seed_mode = SeedMode(sampling.seed_mode)
-    seeded = sampling.seed >= 0 and seed_mode is SeedMode.DRAWS
+    given, cancel = settings_of(sampling, form), Cancel()
+    params, stops = given.params, given.stops
+    seed = secrets.randbits(32) if given.seed < 0 else given.seed
+    seeded = given.seed >= 0 and given.seed_mode is SeedMode.DRAWS
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
@@ -190,17 +190,7 @@ def _answer(
         models.watch(cancel)
         setup = measured(setup, models, out, ask.names, hurried=True)
         draft_settings = setup.settings(drafting, greedy=params.greedy)
-        settings = Settings(
-            params=params,
-            strategy=setup.strategy,
-            drafting=draft_settings,
-            rule=drafting.rule,
-            seed=seed,
-            seed_mode=seed_mode,
-            n_predict=sampling.predict,
-            stops=stops,
-            format=form,
-        )
+        settings = replace(given, strategy=setup.strategy, drafting=draft_settings, rule=drafting.rule, seed=seed)
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
         record = begin(settings, setup, models, ask.names)
@@ -211,7 +201,7 @@ def _answer(
         events = Engine(models.target, drafter, rule=drafting.rule, cost=setup.cost).generate(
             tokens,
             params,
-            seed_mode.chooser(seed),
+            given.seed_mode.chooser(seed),
             max_tokens=sampling.predict,
             stopper=stopper,
             cancel=cancel,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,51 +121,57 @@ def test_a_resume_that_cannot_go_on_does_not_advise_to_go_on(specllama: Run, tal
     assert (result.code, "--resume" in result.err) == (2, False)
 
 
+@pytest.fixture
+def interrupted_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[str]]]:
+    """Call it with n: check n of a format gets a Ctrl-C, and its library hides what that raises. Returns the checks."""
+    checked: list[str] = []
+
+    def interrupt(n_check: int) -> list[str]:
+        def check(kind: str, text: str, name: str) -> AnswerFormat:
+            checked.append(text)
+            try:
+                if len(checked) == n_check:
+                    signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                raise UsageError("panic") from None
+            return AnswerFormat(kind, text, text)
+
+        monkeypatch.setattr(format, "_checked", check)
+        return checked
+
+    caches = (format.format_of, requests._known_format)
+    for cache in caches:
+        cache.cache_clear()
+    yield interrupt
+    for cache in caches:
+        cache.cache_clear()
+
+
 # Of requests on stdin, the first is checked in the main thread, the others in that of the pool.
 @pytest.mark.parametrize(("on_stdin", "n_check"), [(False, 1), (False, 2), (False, 4), (True, 1)])
 def test_ctrl_c_in_a_check_of_a_format_ends_the_reading(
-    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stdin: bool, n_check: int
+    specllama: Run,
+    talker: Pair,
+    tmp_path: Path,
+    interrupted_checks: Callable[[int], list[str]],
+    on_stdin: bool,
+    n_check: int,
 ) -> None:
     """Prevents: a Ctrl-C that becomes the error of one request: libraries catch what the handler raises."""
-    checked: list[object] = []
-
-    def check(kind: str, text: str, name: str) -> AnswerFormat:
-        checked.append(text)
-        try:
-            if len(checked) == n_check:
-                signal.raise_signal(signal.SIGINT)
-        except BaseException:
-            raise UsageError("panic") from None
-        return AnswerFormat(kind, text, text)
-
-    monkeypatch.setattr(format, "_checked", check)
-    format.format_of.cache_clear()
-    requests._known_format.cache_clear()
+    checked = interrupted_checks(n_check)
     lines = "\n".join(json.dumps({"prompt": "a", "regex": "b" * n}) for n in range(1, 9))
     (tmp_path / "p.jsonl").write_text(lines)
     given = ("-", "--input-format", "jsonl") if on_stdin else ("p.jsonl",)
     result = specllama("batch", *talker.options, *given, "-o", "a.jsonl", *FIXED, stdin=lines.encode())
-    format.format_of.cache_clear()
-    requests._known_format.cache_clear()
     assert (result.code, len(checked) <= n_check + 1, Path("a.jsonl").exists()) == (130, True, False)
 
 
 def test_ctrl_c_in_the_check_of_an_options_format_ends_the_command(
-    specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch
+    specllama: Run, talker: Pair, interrupted_checks: Callable[[int], list[str]]
 ) -> None:
     """Prevents: a Ctrl-C that is told as a bad format."""
-
-    def check(kind: str, text: str, name: str) -> AnswerFormat:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except BaseException:
-            raise UsageError("panic") from None
-        return AnswerFormat(kind, text, text)
-
-    monkeypatch.setattr(format, "_checked", check)
-    format.format_of.cache_clear()
+    interrupted_checks(1)
     assert specllama("run", *talker.options, "a", "--regex", "option-format").code == 130
-    format.format_of.cache_clear()
 
 
 @pytest.mark.slow

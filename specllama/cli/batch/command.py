@@ -32,7 +32,7 @@ from specllama.batch.pool import Pool
 from specllama.batch.request import Done, Request
 from specllama.batch.requests import Asked, BadLine, RequestReader
 from specllama.chat.conversation import Conversation
-from specllama.chat.settings import Settings, require_known
+from specllama.chat.settings import require_known
 from specllama.chat.settings import to_json as settings_json
 from specllama.chat.stream import TextStream
 from specllama.cli.args.grouping import with_options
@@ -41,7 +41,7 @@ from specllama.cli.batch.options import AnswerOptions, BatchHardware, BatchSampl
 from specllama.cli.batch.source import Put, RequestFile, Survey, pool_requests, prompts
 from specllama.cli.batch.view import BatchTally, report_lines
 from specllama.cli.codes import FAILED
-from specllama.cli.loading import Said, ask_of
+from specllama.cli.loading import Said, ask_of, settings_of
 from specllama.cli.prompting import system_prompt_of, template_of
 from specllama.cli.record import acceptance, describe_model, timings, versions
 from specllama.cli.reports import writable
@@ -50,7 +50,6 @@ from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import measured, say_profile
-from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, PieceOf
 from specllama.llama import LlamaModel, build_info
 from specllama.llama.header import has_states
@@ -99,15 +98,8 @@ def batch(
     out = open_output(color=answers.color, format="jsonl", quiet=answers.quiet, verbose=answers.verbose)
     llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
     source, path = RequestFile.of(requests.prompts, requests.input_format), _place(answers)
-    settings = Settings(
-        params=sampling.params,
-        seed=sampling.seed,
-        seed_mode=SeedMode(sampling.seed_mode),
-        n_predict=sampling.predict,
-        stops=tuple(sampling.stop or ()),
-        format=formats.format,
-    )
     system, template = system_prompt_of(requests), template_of(requests.chat_template)
+    settings = settings_of(sampling, formats.format)
     reader = RequestReader(source.kind, settings, system, requests.raw, requests.row_template)
     read = source.read(reader)
     cancel = Cancel()

@@ -40,13 +40,12 @@ from specllama.cli.chat.shelf import Shelf, kept_chats, kept_files
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.config import look
 from specllama.cli.errors import told
-from specllama.cli.loading import ask_of
+from specllama.cli.loading import ask_of, settings_of
 from specllama.cli.prompting import system_prompt_of, template_of
 from specllama.cli.screen.ending import is_hung_up
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
-from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
 from specllama.files import hub
@@ -160,16 +159,8 @@ def _picked(models: ModelOptions, out: Output) -> str | None:
 
 def _settings(sampling: SamplingOptions, formats: FormatOptions, drafting: Drafting) -> Settings:
     """The first settings, from the options."""
-    return Settings(
-        params=sampling.params,
-        drafting=DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature),
-        rule=drafting.rule,
-        seed=sampling.seed,
-        seed_mode=SeedMode(sampling.seed_mode),
-        n_predict=sampling.predict,
-        stops=tuple(sampling.stop or ()),
-        format=formats.format,
-    )
+    draft = DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature)
+    return replace(settings_of(sampling, formats.format), drafting=draft, rule=drafting.rule)
 
 
 def _prefer(names: frozenset[str], talk: ChatState, settings: Settings, system: str) -> None:
