@@ -85,6 +85,7 @@ def healthy() -> AuditReport:
         return report_of(subject(), self_test=True)
 
 
+@pytest.mark.slow
 def test_a_correct_program_passes(healthy: AuditReport) -> None:
     """Prevents: false alarms, and an audit that measures nothing."""
     assert healthy.passed, healthy.bugs
@@ -103,6 +104,7 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
     assert all(row.test.n_draws == 180 for row in healthy.draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_is_caught(healthy: AuditReport, fault: Fault) -> None:
     assert healthy.faults is not None
@@ -131,7 +133,7 @@ def test_a_broken_program_does_not_pass(fault: Fault) -> None:
     broken = subject(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
     effort = replace(
         LEAST,
-        n_draws=500 if fault.section == "draws" or fault.needs_format else 1,
+        n_draws=1 if fault.section == "law" or not (fault.section == "draws" or fault.needs_format) else 500,
         n_contexts=6 if fault.needs_tree or fault.needs_format else 2,
     )
     with suppress(DraftLawError):  # a draft that the engine refuses is no answer
@@ -145,6 +147,7 @@ def test_a_fault_without_a_comparison_is_not_caught(monkeypatch: pytest.MonkeyPa
     assert [row.caught for row in audit_self_test.catch_all(subject(), (fault,))] == [False]
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_not_caught_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(FAULTS[0], parts=Parts())
     monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
@@ -202,6 +205,7 @@ def test_a_pair_without_end_tokens_is_audited_without_formats() -> None:
     assert not any(fault.needs_format for fault in audit_self_test.faults_for(subject(constraint=None)))
 
 
+@pytest.mark.slow
 def test_an_interrupted_audit_reports_what_was_done() -> None:
     """Prevents: no result after Ctrl-C, or a part that is taken for the whole."""
     for n_seen, parts in ((3, ["greedy"]), (15, ["greedy", "laws"])):
@@ -217,6 +221,7 @@ def test_an_interrupted_audit_reports_what_was_done() -> None:
         assert [name for name in ("greedy", "laws", "kv") if getattr(report, name)] == parts
 
 
+@pytest.mark.slow
 def test_the_report_is_json_with_its_schema(healthy: AuditReport) -> None:
     """Prevents: numbers that JSON does not have, or a file without a schema."""
     data = json.loads(json.dumps(healthy.to_json(), allow_nan=False))
@@ -395,6 +400,7 @@ def test_tokens_after_an_end_token_are_not_counted() -> None:
     assert len(along.places) == 2
 
 
+@pytest.mark.slow
 def test_history_is_part_of_every_law(healthy: AuditReport) -> None:
     """Prevents: penalties that look at the wrong tokens."""
     assert healthy.passed
@@ -452,6 +458,7 @@ def test_a_remembered_draft_has_the_room_of_the_draft_after_the_same_text(n_ctx:
             assert room_after(model, more) == room_after(fresh, more)
 
 
+@pytest.mark.slow
 def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
     """Prevents: a bar that does not move for a minute during an enumeration."""
     seen: list[audit.AuditProgress] = []

@@ -452,17 +452,17 @@ def _wait_for(path: Path, n_lines: int) -> None:
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_answers_and_resume_goes_on(talker: Pair, tmp_path: Path) -> None:
     """Prevents: an answer that was cut by Ctrl-C and counts as one; a traceback."""
-    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(60)))
+    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(24)))
     child = subprocess.Popen(_command(talker, "-n", "200"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     _wait_for(tmp_path / "a.jsonl", 4)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (130, b"", b"")
     there = lines_of(tmp_path / "a.jsonl")[1:]
-    assert 3 <= len(there) < 60
+    assert 3 <= len(there) < 24
     assert {each["finish_reason"] for each in there} <= {"length", "stop"}
     _resumed(talker, "-n", "200")
-    assert sorted(each["line"] for each in lines_of(tmp_path / "a.jsonl")[1:]) == list(range(1, 61))
+    assert sorted(each["line"] for each in lines_of(tmp_path / "a.jsonl")[1:]) == list(range(1, 25))
 
 
 # Imports once, which takes most of a start, and gives each batch a process of its own.
@@ -474,7 +474,7 @@ from specllama.cli.batch.source import SPARE
 
 command.GAP_S = 0.02
 chance, n_killed, answers = random.Random(1), 0, sys.argv[sys.argv.index("-o") + 1]
-for _ in range(30):
+for _ in range(12):
     with open(answers, "rb") as file:
         n_lines = file.read().count(b"\\n") + chance.randrange(1, 12)
     child = os.fork()
@@ -495,17 +495,17 @@ print(n_killed)
 @pytest.mark.slow
 def test_killed_at_any_moment_a_batch_goes_on_to_the_same_answers(talker: Pair, tmp_path: Path) -> None:
     """Prevents: an answer lost or given twice after kill -9."""
-    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(250)))
+    (tmp_path / "p.jsonl").write_text("\n".join(f'"{n}"' for n in range(120)))
     _resumed(talker, "-n", "10")
     expected = {each["line"]: each["tokens"] for each in lines_of(tmp_path / "a.jsonl")[1:]}
     (tmp_path / "a.jsonl").write_bytes(b"")
     args = _command(talker, "--resume", "-n", "10")[len(SPECLLAMA) :]
     killer = [sys.executable, "-c", KILLER, *args]
     done = subprocess.run(killer, capture_output=True, text=True, check=True, timeout=300)
-    assert int(done.stdout) >= 20
+    assert int(done.stdout) >= 8
     _resumed(talker, "-n", "10")
     found = [(each["line"], each["tokens"]) for each in lines_of(tmp_path / "a.jsonl")[1:]]
-    assert len(found) == 250
+    assert len(found) == 120
     assert dict(found) == expected
 
 

@@ -162,7 +162,6 @@ def test_a_shell_completes_with_the_script_that_is_installed(
     typed.child.sendline(f"{start}; echo re''ady")
     typed.wait_for(lambda seen: "ready" in seen.text.split())
     for line, whole in (
-        (f"specllama run --pair {PAIR[:16]}", PAIR),
         (f"specllama run --pair={PAIR[:16]}", f"--pair={PAIR}"),
         ("specllama run -hf user/repo-GGUF:", "user/repo-GGUF:Q4_K_M"),
     ):

@@ -17,6 +17,9 @@ from tests.cli.conftest import REPOSITORY, Pair
 # code and error of each into the folder.
 _CHILD = """
 import contextlib, io, json, os, sys
+import llama_cpp, typer._adapters  # once, not in every fork
+from specllama.audit import run
+from specllama.bench import run
 from specllama.cli import app, audit, bench, chat, check, doctor, draft, errors, models, run, tune
 from specllama.llama import crash_test
 crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)

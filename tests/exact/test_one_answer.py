@@ -146,8 +146,18 @@ def fake_benches() -> dict[str, Bench]:
     }
 
 
-@pytest.mark.parametrize("ending", [slow("read"), "close", slow("collect")])
-@pytest.mark.parametrize("shared", [slow(name) if "trees" in name else name for name in fake_benches()])
+# What is shared does not depend on how an answer ends: every ending with one engine, and closing with all.
+@pytest.mark.parametrize(
+    ("shared", "ending"),
+    [
+        *((name, "close") if name.startswith("one engine") else slow(name, "close") for name in fake_benches()),
+        *(
+            slow(name, ending)
+            for name in ("one engine", "two targets with one draft")
+            for ending in ("read", "collect")
+        ),
+    ],
+)
 def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str) -> None:
     """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""
     tables = {"A": TARGET, "B": OTHER if shared.startswith("two targets") else TARGET}

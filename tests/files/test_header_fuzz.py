@@ -50,22 +50,22 @@ def run(seeds: range, n_each: int, *mode: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @ON_LINUX
-def test_ten_thousand_damaged_headers_load_or_raise_our_errors() -> None:
+def test_thousands_of_damaged_headers_load_or_raise_our_errors() -> None:
     """Prevents: a traceback, a huge allocation or a long wait by a damaged file."""
-    outcomes = run(range(100, 102), 5_000)
-    assert sum(outcomes.values()) == 10_000
-    assert outcomes["sound"] > 500, "too much damage to reach llama.cpp"
-    assert outcomes["ModelFileError"] > 5_000, "too little damage"
-    assert outcomes.get("SIGABRT", 0) < 50, "the header check has become blind"
+    outcomes = run(range(100, 102), 2_000)
+    assert sum(outcomes.values()) == 4_000
+    assert outcomes["sound"] > 200, "too much damage to reach llama.cpp"
+    assert outcomes["ModelFileError"] > 2_000, "too little damage"
+    assert outcomes.get("SIGABRT", 0) < 20, "the header check has become blind"
 
 
 @pytest.mark.slow
 @ON_LINUX
-def test_the_commands_survive_two_hundred_damaged_files() -> None:
+def test_the_commands_survive_damaged_files() -> None:
     """Prevents: a signal or a traceback of `check` or `run`, or a file that fits and does not run."""
-    outcomes = run(range(200, 202), 100, "commands")
-    assert sum(outcomes.values()) == 200
-    assert outcomes["check 0, run 0"] > 10
+    outcomes = run(range(200, 202), 50, "commands")
+    assert sum(outcomes.values()) == 100
+    assert outcomes["check 0, run 0"] > 5
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_program_itself_answers_in_time(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "specllama", "check", "-m", "case.gguf", "-md", "case.gguf"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     times = []
-    for damaged in (bytes(bodies[0]), *(headerfuzz.other_values(bytes(body), rng) for body in bodies[:-1])):
+    for damaged in (bytes(bodies[0]), *(headerfuzz.other_values(bytes(body), rng) for body in bodies[1:-1:2])):
         (tmp_path / "case.gguf").write_bytes(damaged)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120, check=False)
