@@ -4,6 +4,7 @@ A signal ends the process at once, without a traceback, except while a command r
 the imports take some tenths of a second, and shutdown takes some hundredths. Imports nothing at the top for that.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import sys
 
 def main() -> int:
     """Run the command line; the entry point of the package."""
+    gc.disable()  # until a command runs: looking for garbage is a tenth of a start, and imports leave none
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:

@@ -219,6 +219,7 @@ def test_slow_packages_are_imported_where_they_are_used() -> None:
     assert not [str(entry) for entry in users if not entry.lazy and not entry.for_types]
 
 
+@pytest.mark.slow
 def test_only_the_command_line_prints() -> None:
     """Prevents: a line from deep inside in the middle of an answer. Programs of their own speak for themselves."""
     children = {"llama/crash_test.py", "llama/rpc.py", "chat/template_child.py", "kernels/__main__.py"}

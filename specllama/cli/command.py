@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import sys
@@ -227,6 +228,7 @@ class CommandWithHelp(_Paged, TyperCommand):
         return super().parse_args(ctx, _numbers_last(args, options))
 
     def invoke(self, ctx: Any) -> Any:
+        gc.enable()  # see __main__.py
         require_home()
         with ending_in_order():
             return super().invoke(ctx)

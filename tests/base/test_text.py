@@ -54,6 +54,7 @@ def _hand_made_plurals(tree: ast.AST) -> Iterator[int]:
                 yield value.lineno
 
 
+@pytest.mark.slow
 def test_no_sentence_makes_its_own_plural() -> None:
     """Prevents: a new sentence that says "1 tokens"."""
     found = [f"{path.relative_to(PACKAGE)}:{line}" for path in FILES for line in _hand_made_plurals(tree_of(path))]

@@ -55,6 +55,7 @@ def test_after_a_failed_pass_the_next_request_begins_from_an_empty_kv() -> None:
     assert second.tokens == plain_greedy(TARGET, (1, 1), 4)
 
 
+@pytest.mark.slow
 def test_the_pool_leaves_an_empty_kv(tmp_path: Path) -> None:
     """Prevents: a request of the pool under the next answer of the model, whose record has the same length."""
     path = tiny.write_model(tmp_path / "m.gguf", arch="lfm2", n_vocab=40)

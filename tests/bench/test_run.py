@@ -152,6 +152,7 @@ def test_a_pause_comes_before_every_counted_run() -> None:
     assert pauses == [1.5] * len(runs)
 
 
+@pytest.mark.slow
 def test_synthetic_acceptance_accepts_at_its_rate_and_judges_nothing() -> None:
     """Prevents: the quality of the draft in the cost of the loop, or plain runs that are changed."""
     stage = Stage(n_drafts=2)

@@ -34,6 +34,7 @@ def test_runs_are_paired_by_condition_prompt_and_repetition() -> None:
     assert log_ratios(fast, plain) == [[0.0], [0.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 12])
 def test_an_interval_holds_what_it_says_however_few_prompts_there_are(n: int) -> None:
     """Prevents: a 95 % interval of three prompts with a coverage of 82 %, as of a plain bootstrap."""

@@ -59,6 +59,7 @@ def test_lookups_are_those_of_the_text() -> None:
     assert not repeated.draft
 
 
+@pytest.mark.slow
 def test_the_controller_finds_what_pays_and_leaves_what_does_not() -> None:
     """Prevents: a replay of `auto` without the program's controller."""
     good = Replays([_answer(0.95, seed) for seed in range(3)], 1).on(Machine("cheap", CHEAP))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -32,6 +33,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, specllama: Run) -> Callable[[BaseEx
         return specllama("fail")
 
     return run
+
+
+def test_a_command_runs_with_the_garbage_collector(specllama: Run) -> None:
+    """Prevents: memory that grows in a long chat, because the start switches the collector off (see __main__.py)."""
+    gc.disable()
+    try:
+        assert specllama("draft", "list").code == 0
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

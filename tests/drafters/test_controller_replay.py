@@ -177,6 +177,7 @@ def test_the_controller_is_never_slower_than_plain_nor_far_from_the_best_fixed_l
     assert found >= 0.95 * best_fixed(costs, traces)
 
 
+@pytest.mark.slow
 def test_confidences_and_a_text_that_changes_beat_every_fixed_length() -> None:
     """A controller that ignores the confidences and only finds the best fixed length."""
     costs = COSTS["AMX, Q4_0 draft"]

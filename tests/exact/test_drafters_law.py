@@ -226,7 +226,7 @@ def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft
     assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=prompt))
 
 
-@pytest.mark.parametrize("n_ctx", range(9, 18))
+@pytest.mark.parametrize("n_ctx", [n if n % 4 == 1 else slow(n) for n in range(9, 18)])
 def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int) -> None:
     """Cells counted in the target's tokens: an error in the middle of an answer."""
     pair = random_pair(67, n_max=3, n_draft_ctx=n_ctx)

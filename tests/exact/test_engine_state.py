@@ -150,7 +150,7 @@ def test_cancelled_at_any_event_the_session_goes_on(at: int, shape: str) -> None
     assert_answers_like_new(rig, rig.emitted)
 
 
-@pytest.mark.parametrize("failure", [BackendError, Interrupted, slow(RollbackRefused)])
+@pytest.mark.parametrize("failure", [BackendError, slow(Interrupted), slow(RollbackRefused)])
 @pytest.mark.parametrize("who", ["target", "draft"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_failure_in_any_model_call_leaves_a_usable_session(shape: str, who: str, failure: type[BackendError]) -> None:

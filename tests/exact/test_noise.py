@@ -19,6 +19,7 @@ from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, params_of, random_pair
 from tests.exact.reference import Answer
 from tests.exact.translating import WatchedDraft
 from tests.fakes import random_laws
+from tests.marks import slow
 
 N_DRAWS = 4_000
 PROMPT = (0, 1, 1, 0, 1, 1, 0)  # repeats itself, so that lookups draft from the first step on
@@ -126,7 +127,7 @@ def drafted(strategy: str, pair: Pair, n_max: int, choose: SharedNoise, params: 
     return Rig(rig.target, draft, drafter, rule=pair.rule).answer(PROMPT, params, choose, n)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", [name if name == "greedy" else slow(name) for name in SETTINGS])
 def test_one_seed_gives_one_text_with_any_drafts(settings: str) -> None:
     """Draft, strategy, length, rule and the controller's decisions must not reach the text."""
     params = SETTINGS[settings]

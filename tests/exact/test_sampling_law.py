@@ -86,6 +86,7 @@ def rows(draw: st.DrawFn) -> Drawn:
     return Drawn(logits, draw(st.lists(near | anywhere, max_size=70)), params)
 
 
+@pytest.mark.slow
 @given(rows())
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 def test_the_law_of_any_row_is_the_one_of_the_definitions(drawn: Drawn) -> None:

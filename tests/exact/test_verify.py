@@ -17,6 +17,7 @@ from specllama.core.verification import verify
 from tests.enumeration import ScriptedChooser, as_dict, law_of, tv
 from tests.exact.loop import N_VOCAB, LazyRows, P, Q, drawn_trees, emit, emitted_law, plain_law
 from tests.fakes import History, Laws, Probs, Script, always, dense, drawn_chain, points, random_laws
+from tests.marks import slow
 
 
 def likeliest_chain(laws: Laws, n_max: int) -> Script:
@@ -85,7 +86,7 @@ def moved(laws: Laws, distance: float) -> Laws:
     return cache(changed)
 
 
-@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7, 1e-9])
+@pytest.mark.parametrize("distance", [slow(1e-3), 1e-5, slow(1e-7), 1e-9])
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_draft_that_nearly_has_the_targets_law_is_no_exception(rule: Rule, distance: float) -> None:
     """A residual taken for p where little mass is left: all of the bias of a requantised draft, which a rejection

@@ -35,6 +35,7 @@ def large(tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
     return path
 
 
+@pytest.mark.slow
 def test_a_header_from_the_hub_equals_that_of_the_file(
     home: Path, large: Path, hub_server: HubServer, watch: Watch
 ) -> None:

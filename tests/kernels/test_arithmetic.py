@@ -23,11 +23,13 @@ def library() -> Path:
     return build.build()
 
 
+@pytest.mark.slow
 def test_every_type_and_instruction_set_equals_plain_code(library: Path) -> None:
     """Prevents: a wrong product; a row whose result depends on its neighbours; a NaN that is lost."""
     assert self_test(library, "all") == ""
 
 
+@pytest.mark.slow
 def test_every_instruction_set_of_the_cpu_is_compiled(library: Path) -> None:
     """Prevents: a set that does not compile and is left out in silence, as if the compiler did not know it."""
     lacks = self_test(library, "avx10")

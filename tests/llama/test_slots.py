@@ -133,6 +133,7 @@ class History:
             assert [self.slots.length(slot) for slot in range(self.slots.n_slots)] == [*map(len, self.texts)]
 
 
+@pytest.mark.slow
 @with_kernels
 def test_after_any_history_the_rows_are_those_of_the_text_alone(model: LlamaModel) -> None:
     """Prevents: a text that sees another one, a rejected token, or a cell that another text took over."""
@@ -576,6 +577,7 @@ class Forest(History):
                 require_equal(plain, rows, alone(plain, text, 1), (step, text))
 
 
+@pytest.mark.slow
 @with_kernels_and_trees
 @pytest.mark.parametrize("n_leaves", [MAX_LEAVES, 2])
 def test_after_any_history_of_trees_the_rows_are_those_of_the_paths_alone(branching: LlamaModel, n_leaves: int) -> None:
@@ -585,6 +587,7 @@ def test_after_any_history_of_trees_the_rows_are_those_of_the_paths_alone(branch
         Forest(slots, 1).play(25, branching)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["llama", "gemma3"], indirect=True)
 @pytest.mark.parametrize("n_leaves", [MAX_LEAVES, 2])
 def test_the_cells_of_a_path_ascend_and_none_is_free_among_them(

@@ -23,6 +23,7 @@ from specllama.llama import model as llama_model
 from specllama.llama.context import Batch
 from tests import tiny
 from tests.llama.test_model import broken
+from tests.marks import slow
 
 N_VOCAB = 60
 MAX_LEAVES = 8
@@ -120,7 +121,7 @@ def plant(model: LlamaModel, tokens: Sequence[int], parents: Parents, n_first: i
 
 
 @pytest.mark.parametrize("n_text", TEXTS)
-@pytest.mark.parametrize("grown", [False, True], ids=["at once", "by levels"])
+@pytest.mark.parametrize("grown", [pytest.param(False, id="at once"), slow(True, id="by levels")])
 def test_every_row_of_a_tree_is_that_of_its_path(
     model: LlamaModel, plain: LlamaModel, n_text: int, grown: bool
 ) -> None:
@@ -142,7 +143,7 @@ def test_every_row_of_a_tree_is_that_of_its_path(
 
 
 @pytest.mark.parametrize("n_text", TEXTS)
-@pytest.mark.parametrize("grown", [False, True], ids=["at once", "by levels"])
+@pytest.mark.parametrize("grown", [slow(False, id="at once"), pytest.param(True, id="by levels")])
 def test_after_any_path_the_kv_cache_is_that_of_a_chain(
     model: LlamaModel, plain: LlamaModel, n_text: int, grown: bool
 ) -> None:

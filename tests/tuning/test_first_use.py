@@ -152,6 +152,7 @@ def test_a_busy_machine_does_not_make_a_draft_pay_that_is_as_slow_as_its_target(
     assert n_pays <= 0.05 * n_runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [((1, 1.0), (2, 1.2), (4, 2.4), (8, 4.5), (17, 9.0)), FLAT_LONG])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_cost_that_was_learned_too_high_is_corrected_and_a_right_one_stays(wrong: Points, seed: int) -> None:
