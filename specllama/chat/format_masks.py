@@ -164,8 +164,7 @@ class FormatConstraint:
 
     def _fresh(self, path: tuple[int, ...]) -> _State:
         """The state by the matcher. Raises UsageError if the format takes too much work."""
-        with held():  # it calls the tokenizer, and takes what a handler raises there for a bad format
-            state = self._here() if self._go(path) else _NOTHING
+        state = self._here() if self._go(path) else _NOTHING
         if self._matcher.is_error():
             reason, found = self._matcher.stop_reason(), self._matcher.get_error()
             self._restart()
@@ -176,7 +175,10 @@ class FormatConstraint:
 
     def _here(self) -> _State:
         """The state where the matcher is."""
-        text, tokens = self._matcher.compute_ff_bytes(), tuple(self._matcher.compute_ff_tokens())
+        text, tokens = self._matcher.compute_ff_bytes(), tuple[int, ...]()
+        if text:
+            with held():  # it calls the tokenizer, and takes what a handler raises there for a bad format
+                tokens = tuple(self._matcher.compute_ff_tokens())
         if tokens and text.startswith(b"".join(map(self._vocab.piece, tokens))):
             return _State(Allowed(np.array(tokens[:1])), tokens)
         mask = self._mask()

@@ -249,6 +249,43 @@ def test_a_signal_in_the_tokenizer_reaches_its_handler(n_call: int, monkeypatch:
     assert vocab.text(list(FormatConstraint(form, vocab).forced())) == b'{"name": "'
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        schema(NAME),
+        schema({"enum": ["alpha", "alphabet", "beta"]}),
+        schema({"type": "array", "items": {"type": "integer"}}),
+        format_of("regex", "(abc|abd)+x{3}é?"),
+        format_of("grammar", 'root ::= "hello" [a-z]+ "bye" | "help"'),
+    ],
+)
+@pytest.mark.parametrize("space", [False, True])
+def test_a_mask_calls_the_tokenizer_only_while_signals_are_held(
+    monkeypatch: pytest.MonkeyPatch, form: AnswerFormat, space: bool
+) -> None:
+    """Prevents: another call of llguidance that hides a Ctrl-C. To hold signals for every mask takes a fifth of it."""
+    vocab, rng, own = Bytes("he", "ab", space=space), random.Random(0), signal.getsignal(signal.SIGINT)
+    constraint, held, tokenize = FormatConstraint(form, vocab), list[bool](), Bytes.tokenize
+
+    def spy(self: Bytes, text: str, *, special: bool) -> list[int]:
+        held.append(signal.getsignal(signal.SIGINT) is not own)
+        return tokenize(self, text, special=special)
+
+    monkeypatch.setattr(Bytes, "tokenize", spy)
+    for _ in range(30):
+        fitting = ids(constraint.allowed([]))
+        token = rng.choice(fitting)
+        constraint.forced()
+        for other in (fitting[0], fitting[-1], rng.randrange(256)):
+            constraint.allowed([other])
+            constraint.allowed([token, other])
+        if token in vocab.end_tokens:
+            break
+        constraint.advance([token])
+    assert held
+    assert all(held)
+
+
 def test_what_fits_is_a_whole_answer() -> None:
     """Prevents: half an answer that is taken for the whole one, as after a stop text."""
     for form, texts in (
