@@ -278,18 +278,19 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     assert list(folder.glob("*.json")) == [kept]
 
 
-@pytest.mark.parametrize(("typed", "is_kept"), [("\r", True), ("n\r", True), ("\x03", True), ("y\r", False)])
-def test_save_asks_before_it_replaces_a_file(chat: Start, tmp_path: Path, typed: str, is_kept: bool) -> None:
+def test_save_asks_before_it_replaces_a_file(chat: Start, tmp_path: Path) -> None:
     """Prevents: a file of the user lost without a question, and a chat that Ctrl-C at the question ends."""
     (tmp_path / "notes.md").write_text("mine")
     shown = chat("-n", "3", *ENDLESS)
     ask(shown, "hello")
-    shown.child.send("/save notes.md\r")
-    shown.wait_for(lambda t: "notes.md exists. Replace it? [y/N]:" in t.text)
-    shown.child.send(typed)
-    shown.wait_for(lambda t: ("nothing was saved" if is_kept else "saved 1 turn to") in t.text)
-    shown.wait_for(lambda t: t.text.endswith("\n>>>"))
-    assert ((tmp_path / "notes.md").read_text() == "mine") is is_kept
+    for n, typed in enumerate(("\r", "n\r", "\x03", "y\r"), 1):
+        is_kept = typed != "y\r"
+        shown.child.send("/save notes.md\r")
+        shown.wait_for(lambda t, n=n: t.text.count("notes.md exists. Replace it? [y/N]:") == n)
+        shown.child.send(typed)
+        told, n_told = ("nothing was saved", n) if is_kept else ("saved 1 turn to", 1)
+        shown.wait_for(lambda t, told=told, n=n_told: t.text.count(told) == n and t.text.endswith("\n>>>"))
+        assert ((tmp_path / "notes.md").read_text() == "mine") is is_kept
 
 
 def test_a_message_typed_during_an_answer_outlives_ctrl_c(chat: Start, tmp_path: Path) -> None:

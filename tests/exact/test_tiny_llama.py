@@ -414,6 +414,7 @@ def word_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def derived_pair(files: tuple[Path, Path], recipe: Recipe, folder: Path) -> Iterator[tuple[Tiny, Path]]:
     """The target with a draft derived by `recipe`, and the draft's file."""
     path = derive.build(files[1], recipe, folder, lambda _what, _share: None)
+    tiny.trust(path)
     with tiny.load(files[0], **TREES) as target, tiny.load(path, **TREES) as draft:
         yield Tiny(target, in_target_ids(target, draft)), path
 

@@ -110,7 +110,7 @@ def test_tuning_finds_what_such_a_draft_costs_and_is_worth(
     monkeypatch.setattr(tuner_child, "sample_prompts", lambda: {"question": ASK})  # short, and one is enough
     wish = LoadOptions(n_threads=physical_cores())  # as many as this worker has
     subject = ProfileKey(model_file(DRAFT), wish, model_file(SMALL), wish, "draft-tli")
-    found = tuner_child.child(MeasureJob(subject, Way(), 20.0, (1, 4), 32), lambda _what, _share: None)
+    found = tuner_child.child(MeasureJob(subject, Way(), 8.0, (1, 4), 24), lambda _what, _share: None)
     assert found.verify is not None
     assert 1.0 <= found.n_spelled < 1.4
     assert 0.05 < found.draft[0][1] / found.verify[0][1] < 1.5

@@ -64,7 +64,7 @@ def test_costs_and_worth_of_the_default_pair_are_what_they_can_be(
     monkeypatch.setattr(child, "sample_prompts", lambda: {"code": code})
     key = ProfileKey(model_file(TARGET), LoadOptions(), model_file(DRAFT), LoadOptions())
     n = physical_cores()
-    job = MeasureJob(key, Way(), 10.0, (1, 4), 24, threads=Threads(n, n, n))
+    job = MeasureJob(key, Way(), 5.0, (1, 4), 16, threads=Threads(n, n, n))
     found = child.child(job, lambda _what, _share: None)
     assert found.verify is not None
     one, four = (dict(found.verify)[n] for n in (1, 4))
