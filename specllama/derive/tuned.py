@@ -16,6 +16,7 @@ from specllama.drafters import TRANSLATED
 from specllama.drafters.controller import LEAST_RATE
 from specllama.llama.header import Header
 from specllama.pairs import derived as drafts
+from specllama.pairs import profile as profiles
 from specllama.pairs.derived import Recipe
 from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning.child import RunMeasureJob, run_child
@@ -46,7 +47,10 @@ class Others:
 
 
 def others_of(subject: ProfileKey, *, quick: bool) -> Others | None:
-    """The drafts that may be cheaper than the subject's own; None without a draft. `quick`: at most one."""
+    """The drafts that may be cheaper than the subject's own; None without a draft.
+
+    `quick`: at most one, that of the profile if it has one.
+    """
     if subject.draft is None:
         return None
     own, translated = llama.read_header(subject.draft), subject.strategy == TRANSLATED
@@ -56,7 +60,9 @@ def others_of(subject: ProfileKey, *, quick: bool) -> Others | None:
     known = [path for path in dict.fromkeys(known) if path.resolve() != subject.draft.resolve()]
     recipes = [each for each in recipes_of(own, translated=translated) if drafts.place(own.path, each) not in known]
     if quick:
-        known = sorted(known, key=lambda path: path.stat().st_size)[:1]
+        profile = profiles.find(subject).profile
+        used = None if profile is None else profile.derived
+        known = sorted(known, key=lambda path: (path != used, path.stat().st_size))[:1]
         recipes = [] if known else recipes[:1]
     return Others(own, tuple(known), tuple(recipes))
 

@@ -15,12 +15,14 @@ from specllama.derive import make as derive
 from specllama.derive import tuned as derive_tuned
 from specllama.derive.candidates import least_cost, pass_bytes
 from specllama.derive.tuned import Tuned
+from specllama.drafters.controller import CostProfile
 from specllama.llama import Header, LoadOptions
 from specllama.llama.kernel_path import DEFAULT
 from specllama.llama.quantize import QUANTS
 from specllama.pairs import derived as drafts
+from specllama.pairs import profile as profiles
 from specllama.pairs.derived import Recipe
-from specllama.pairs.profile import ProfileKey
+from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning.child import Measured, MeasureJob
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace
@@ -179,6 +181,13 @@ def test_drafts_from_before_are_measured_and_stay(tune: Tune, subject: ProfileKe
     assert quick is not None
     assert whole is not None
     assert (len(quick.known), quick.recipes) == (1, ())
+    used = next(path for path in whole.known if path not in quick.known)
+    costs = CostProfile(verify=((1, 1.0),), draft=((1, 0.2),))
+    kept = Profile(made="", target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=costs, derived=used)
+    profiles.save(subject, kept)
+    again = derive_tuned.others_of(subject, quick=True)
+    assert again is not None
+    assert again.known == (used,), "the draft in use is measured, not a smaller one"
     assert [path.stem for path in whole.known] == ["draft+q4_0", "draft+q8_0"]
     assert whole.recipes == (Recipe(quant="Q4_0", n_vocab=N_CUT), Recipe(n_vocab=N_CUT))
 
