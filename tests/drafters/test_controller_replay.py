@@ -86,8 +86,6 @@ def trace(seed: int, alpha_at: Callable[[int], float]) -> Trace:
 SCENARIOS: dict[str, Callable[[int], float]] = {
     "hopeless": lambda i: 0.05,
     "questions": lambda i: 0.65,
-    "story": lambda i: 0.68,
-    "summary": lambda i: 0.88,
     "code": lambda i: 0.90,
     "prose and code by turns": lambda i: 0.95 if i % 128 < 64 else 0.4,
 }
