@@ -125,6 +125,7 @@ def test_every_plot_is_written_as_png_and_svg(tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_plots_without_figures_are_named_not_drawn(tmp_path: Path) -> None:
     """Prevents: empty axes that look like a measurement."""
     written = plots.write(report(rows=(), costs=()), tmp_path)

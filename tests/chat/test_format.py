@@ -295,6 +295,7 @@ def test_what_fits_is_a_whole_answer() -> None:
         assert {text: form.fits(text) for text in texts} == texts
 
 
+@pytest.mark.slow
 def test_states_do_not_depend_on_the_way_to_them() -> None:
     """Rollback: after any walk over drafted paths, committed or not, masks equal those of a fresh matcher."""
     vocab = Bytes('{"', '": ', '"}', "na", "me", "the", ", ")

@@ -167,6 +167,7 @@ TRUSTED = {f"cli/{name}.py" for name in ("app", "chat/commands", "doctor")} | {
 }
 
 
+@pytest.mark.slow
 def test_text_has_one_way_to_the_terminal() -> None:
     """Prevents: a command that writes past `Stream.write`, or declares text of others to be raw."""
     names = {door.rpartition(".")[2] for door in DOORS} | {"Raw"}

@@ -29,6 +29,7 @@ def lines_of(model: FakeModel) -> list[History]:
     return lines
 
 
+@pytest.mark.slow
 @looped(seed=range(60))
 def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
     """Prevents: tokens of a rejected draft, or of another text, not compared because the text was seen before."""
