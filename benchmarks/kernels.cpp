@@ -247,11 +247,11 @@ int main(int, char** argv) {
                            ggml_threadpool_chunk_add, ggml_backend_buffer_init, ggml_backend_buft_is_host,
                            ggml_tensor_overhead, ggml_type_name, ggml_type_size, ggml_blck_size, ggml_op_name,
                            ggml_backend_dev_backend_reg, ggml_compute_forward_flash_attn_ext,
-                           ggml_backend_get_device(cpu)};
+                           ggml_get_type_traits, ggml_backend_get_device(cpu)};
     const char* reason = "";
     const auto attach = (const char* (*)(const speck::Host*, const char**))dlsym(library, "specllama_kernels_attach");
     if (!attach(&host, &reason)) return fprintf(stderr, "%s\n", reason), 1;
-    ((void (*)(int))dlsym(library, "specllama_kernels_enable"))(n_threads);
+    ((void (*)(int, int))dlsym(library, "specllama_kernels_enable"))(n_threads, 0);
     std::istringstream types(((const char* (*)())dlsym(library, "specllama_kernels_types"))());
     std::string name, share;
     while (types >> name >> share)

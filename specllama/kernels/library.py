@@ -16,6 +16,8 @@ PACKED = {
     "f32": 1.0, "f16": 1.0, "bf16": 1.0, "q4_0": 1.0, "q4_1": 1.0, "q5_0": 1.0, "q5_1": 1.0, "q8_0": 1.0,
     "q2_k": 1.1905, "q3_k": 1.0364, "q4_k": 1.0278, "q5_k": 1.0227, "q6_k": 1.0, "iq4_nl": 1.0, "iq4_xs": 1.0147,
 }  # fmt: skip
+COARSE = 18 / 64  # bytes a weight in the coarse copy of a draft's head
+COARSE_ROWS = 4096  # a smaller head has none
 ISA_VARIABLE = "SPECLLAMA_ISA"  # an environment variable that names the instruction set; for tests and benchmarks
 
 # The functions of ggml that the kernels call, in the order of `Host` in src/ggml_private.h.
@@ -23,7 +25,7 @@ HOST_FUNCTIONS = (
     "_Z39ggml_backend_cpu_get_extra_buffer_typesv", "ggml_barrier", "ggml_threadpool_chunk_set",
     "ggml_threadpool_chunk_add", "ggml_backend_buffer_init", "ggml_backend_buft_is_host", "ggml_tensor_overhead",
     "ggml_type_name", "ggml_type_size", "ggml_blck_size", "ggml_op_name", "ggml_backend_dev_backend_reg",
-    "ggml_compute_forward_flash_attn_ext",
+    "ggml_compute_forward_flash_attn_ext", "ggml_get_type_traits",
 )  # fmt: skip
 
 
@@ -42,9 +44,12 @@ class Kernels:
         library.specllama_kernels_packed.restype = ctypes.c_int64
         self.isa = isa  # the instruction set: "avx2", "avxvnni" or "avx512vnni"
 
-    def enable(self, n_threads: int) -> None:
-        """Pack the weights of models that are loaded from now on with so many threads; 0: leave them to llama.cpp."""
-        self._library.specllama_kernels_enable(n_threads)
+    def enable(self, n_threads: int, *, coarse_head: bool = False) -> None:
+        """Pack the weights of models that are loaded from now on with so many threads; 0: leave them to llama.cpp.
+
+        `coarse_head`: logits may be inexact where they are low, as a draft's may be.
+        """
+        self._library.specllama_kernels_enable(n_threads, int(coarse_head))
 
     @property
     def n_packed(self) -> int:

@@ -14,9 +14,9 @@ from specllama.base.disk import size_text
 from specllama.base.errors import UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
-from specllama.files.gguf_header import TYPES
-from specllama.kernels.library import BUFFER_TYPE, PACKED
-from specllama.llama.header import PLAIN_TYPES, Header, has_states, n_kept_states
+from specllama.files.gguf_header import TYPES, TensorInfo
+from specllama.kernels.library import BUFFER_TYPE, COARSE, COARSE_ROWS, PACKED
+from specllama.llama.header import EMBEDDING, HEAD, PLAIN_TYPES, Header, has_states, n_kept_states
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, need_for, require_memory
 from specllama.llama.rollback import KEPT, TRUNCATION, WAYS, WINDOW
 from specllama.llama.ways import ASKED, WayBack, by_kind, possible
@@ -49,6 +49,7 @@ class LoadOptions:
     type_v: str = "f16"
     use_extra_bufts: bool = True  # llama.cpp rearranges weights for faster kernels
     kernels: bool = True  # our kernels for the weights that they take, where they are built and tested
+    coarse_head: bool = False  # with our kernels, low logits may be inexact, as a draft's may: see kernels/README.md
     max_block: int = 33  # longest eval: the draft and the pending token
     max_leaves: int = 1  # most leaves of a tree; 1 = chains only
     use_mmap: bool | None = None  # None = unless that keeps weights twice
@@ -295,16 +296,26 @@ def bytes_beyond_file(header: Header, options: LoadOptions, extra: Sequence[str]
     """The bytes of weights in memory that the file does not have.
 
     Packed weights may be larger. An output matrix that is also the token embedding is kept twice if it is rearranged.
+    That of a draft has a coarse copy.
     """
     taken = _rearranged(header, extra if options.use_extra_bufts else ())
     weights = [each for file in header.files for each in file.tensors if len(each.shape) > 1]
-    tied = not any(each.name == "output.weight" for each in weights)
+    tied = not any(each.name == HEAD for each in weights)
     more = 0.0
     for each in weights:
         growth = taken.get(TYPES[each.kind].name.lower())
-        if growth is not None and (each.name != "token_embd.weight" or tied):
-            more += each.n_bytes * (growth if each.name == "token_embd.weight" else growth - 1.0)
+        if growth is not None and (each.name != EMBEDDING or tied):
+            more += each.n_bytes * (growth if each.name == EMBEDDING else growth - 1.0)
+            if each.name in (HEAD, EMBEDDING) and options.coarse_head and BUFFER_TYPE in extra:
+                more += _coarse_copy(each, growth)
     return round(more)
+
+
+def _coarse_copy(head: TensorInfo, growth: float) -> float:
+    """Bytes of the coarse copy of a head, 0 if it has none; the rule is `Head::pays` in kernels/src/backend.cpp."""
+    copy = COARSE * head.n_elements
+    pays = head.shape[0] % 64 == 0 and head.shape[1] >= COARSE_ROWS and 1.5 * copy < growth * head.n_bytes
+    return copy if pays else 0.0
 
 
 def _rearranged(header: Header, buffers: Sequence[str]) -> Mapping[str, float]:

@@ -90,7 +90,7 @@ def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, *, 
     with _loading:  # whether weights are packed is a setting of the process
         kernels = own_kernels()
         if kernels is not None:
-            kernels.enable(plan.n_threads if plan.kernels else 0)
+            kernels.enable(plan.n_threads if plan.kernels else 0, coarse_head=plan.options.coarse_head)
         return _load(about, params, progress)
 
 

@@ -315,6 +315,7 @@ class Setup:
             type_k=asked.type_k_draft,
             type_v=asked.type_v_draft,
             rpc=(),  # a drafted token would wait for the network
+            coarse_head=True,  # any law of a draft is exact
             # A probe reads many rows at once, a tree those of a level.
             max_block=max(PROBE_TOKENS if self.length.is_auto else 1, self.target_options.max_leaves),
         )

@@ -49,8 +49,9 @@ struct Weight {
     ggml_context* ctx = ggml_init({2 * ggml_tensor_overhead(), nullptr, true});
     ggml_tensor* tensor;
     ggml_backend_buffer_t buffer;
-    Weight(ggml_type kind, int k, int rows, int experts, const void* data) {
+    Weight(ggml_type kind, int k, int rows, int experts, const void* data, const char* name = "") {
         tensor = ggml_new_tensor_3d(ctx, kind, k, rows, experts);
+        ggml_set_name(tensor, name);
         buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buffer_type());
         ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
     }
@@ -117,6 +118,54 @@ std::string try_product(ggml_type kind, const Shape& its, int threads) {
                     return std::string(type.name) + ": a wrong number in row " + std::to_string(first + r) + " of " +
                            std::to_string(rows) + ", column " + std::to_string(c);
         }
+    }
+    return "";
+}
+
+// Logits of a draft: the high ones are exact, the others near, all the same for any threads and columns beside them.
+std::string try_coarse_head(ggml_type kind, const char* name) {
+    constexpr int k = 256, rows = 4101, columns = 70;
+    const Type& type = *type_of[kind];
+    Random random;
+    std::vector<float> weights((size_t)k * rows);
+    for (float& w : weights) w = random.number() + random.number() + random.number();
+    std::vector<uint8_t> file(type.file_bytes * (k / type.block) * rows);
+    ggml_quantize_chunk(kind, weights.data(), file.data(), 0, rows, k, nullptr);
+    float scale = 1.0f;  // of the inputs
+    const auto logits = [&](bool is_draft, int n, int threads, int skip = 0) {
+        specllama_kernels_enable(3, is_draft);
+        const Weight weight(kind, k, rows, 1, file.data(), name);
+        if (is_draft != (head_of(weight.tensor) != nullptr)) throw std::string("a coarse copy where none is due, or none");
+        Tensors tensors;
+        ggml_tensor* input = ggml_new_tensor_2d(tensors.ctx, GGML_TYPE_F32, k, n);
+        auto* x = (float*)tensors.allocate(input);
+        Random numbers;
+        for (int i = -k * skip; i < k * n; i++) {
+            const float number = numbers.number();
+            if (i >= 0) x[i] = number * scale;
+        }
+        ggml_tensor* out = ggml_mul_mat(tensors.ctx, weight.tensor, input);
+        tensors.compute(out, threads);
+        return std::vector<float>((float*)out->data, (float*)out->data + rows * n);
+    };
+    constexpr float spread = 2.8f;  // of the logits, as a model's: errors of two-bit weights deviate by less than 1
+    double squares = 0;
+    for (float logit : logits(false, 1, 1)) squares += (double)logit * logit / rows;
+    scale = spread / (float)std::sqrt(squares);
+    const std::vector<float> exact = logits(false, columns, 1), draft = logits(true, columns, 1);
+    if (logits(true, columns, 3) != draft) return "logits depend on the number of threads";
+    const std::vector<float> alone = logits(true, 1, 2, 2);
+    if (memcmp(alone.data(), &draft[2 * rows], rows * sizeof(float))) return "logits depend on the columns beside them";
+    for (int c = 0; c < columns; c++) {
+        const float *p = &exact[(size_t)c * rows], *q = &draft[(size_t)c * rows];
+        int n_equal = 0;
+        const float most = *std::max_element(p, p + rows);
+        for (int r = 0; r < rows; r++) {
+            if (p[r] == q[r]) n_equal++;
+            else if (p[r] > most - 2) return "a high logit is not exact";
+            else if (std::fabs(p[r] - q[r]) > 8) return "a logit is far off";
+        }
+        if (n_equal == rows) return "no logit is coarse";
     }
     return "";
 }
@@ -227,8 +276,14 @@ std::string try_all() {
                 if (auto wrong = try_product((ggml_type)kind, each, threads); !wrong.empty()) return wrong;
     }
     // Several packing threads, and more rows than a thread takes at once.
-    specllama_kernels_enable(3);
+    specllama_kernels_enable(3, false);
     if (auto wrong = try_product(GGML_TYPE_Q8_0, {2001, 18, 3}, 3); !wrong.empty()) return wrong;
+    for (ggml_type kind : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q6_K, GGML_TYPE_F16})
+        for (const char* name : {"output.weight", "token_embd.weight"})
+            if (auto wrong = try_coarse_head(kind, name); !wrong.empty()) return wrong;
+    specllama_kernels_enable(3, true);  // a matrix of another name has no coarse copy
+    if (auto wrong = try_product(GGML_TYPE_Q8_0, {4100, 4, 3}, 3); !wrong.empty()) return wrong;
+    specllama_kernels_enable(3, false);
     if (auto wrong = try_left_out(); !wrong.empty()) return wrong;
     if (auto wrong = try_huge_pages(); !wrong.empty()) return wrong;
 
@@ -256,7 +311,7 @@ int main() {
                    ggml_threadpool_chunk_add, ggml_backend_buffer_init, ggml_backend_buft_is_host,
                    ggml_tensor_overhead, ggml_type_name, ggml_type_size, ggml_blck_size,
                    ggml_op_name, ggml_backend_dev_backend_reg, ggml_compute_forward_flash_attn_ext,
-                   ggml_backend_get_device(cpu)};
+                   ggml_get_type_traits, ggml_backend_get_device(cpu)};
     const char* reason = "";
     if (!specllama_kernels_attach(&its, &reason)) return puts(reason), 1;
     std::string wrong = specllama_kernels_self_test(nullptr);

@@ -56,7 +56,7 @@ def test_every_address_is_handed_over_in_its_place(loaded: Callable[..., None]) 
 
     packed = 2**40 + 1
     switched: list[object] = []
-    loaded(attach=entry, packed=lambda: packed, enable=switched.append)
+    loaded(attach=entry, packed=lambda: packed, enable=lambda *given: switched.append(given))
     kernels = attach(PATH, ADDRESSES, 7)
     assert given == [*ADDRESSES.values(), 7]
     assert (kernels.isa, kernels.n_packed) == ("avxvnni", packed)
@@ -65,8 +65,9 @@ def test_every_address_is_handed_over_in_its_place(loaded: Callable[..., None]) 
     pointer_to_text = ctypes.POINTER(ctypes.c_char_p)
     assert (entry_of.restype, entry_of.argtypes[1]) == (ctypes.c_char_p, pointer_to_text), "no address is cut"
     kernels.enable(3)
+    kernels.enable(2, coarse_head=True)
     kernels.enable(0)
-    assert switched == [3, 0]
+    assert switched == [(3, 0), (2, 1), (0, 0)]
 
 
 def test_a_library_that_does_not_fit_is_told_with_its_reason(loaded: Callable[..., None]) -> None:

@@ -172,6 +172,13 @@ def test_what_is_kept_twice_or_padded_is_counted(tmp_path: Path, monkeypatch: py
     assert more(tied, None, BUFFER_TYPE, "AMX") == 1.5 * embedding + matrix // 4
     assert more(tied, LoadOptions(use_extra_bufts=False), BUFFER_TYPE) == 0
 
+    draft, copy = LoadOptions(coarse_head=True), tied.n_vocab * 18
+    assert more(tied, draft, BUFFER_TYPE) == 1.5 * embedding + matrix // 4  # too small for a coarse copy
+    monkeypatch.setattr(load_plan, "COARSE_ROWS", tied.n_vocab)
+    assert more(tied, draft, BUFFER_TYPE) == 1.5 * embedding + matrix // 4 + copy
+    assert more(tied, draft, "AMX") == embedding
+    assert more(tied, None, BUFFER_TYPE) == 1.5 * embedding + matrix // 4
+
 
 def test_batches_never_exceed_the_context_nor_blocks_the_batch() -> None:
     """Prevents: failed assertions in llama.cpp."""

@@ -15,7 +15,7 @@ import pytest
 from specllama import llama
 from specllama.core.arrays import FloatArray
 from specllama.kernels import build
-from specllama.kernels.library import BUFFER_TYPE, ISA_VARIABLE, PACKED
+from specllama.kernels.library import BUFFER_TYPE, COARSE_ROWS, ISA_VARIABLE, PACKED
 from specllama.llama import LlamaModel, tested_kernels
 from tests import tiny
 from tests.marks import slow
@@ -179,6 +179,30 @@ def test_floating_point_weights_and_experts_are_taken(tmp_path: Path, kind: str,
         found = _rows(model, 16, TOKENS)
         assert np.array_equal(_rows(model, 1, TOKENS), found)
     assert 0 < _distance(found, expected) < ROUNDING
+
+
+def test_low_logits_of_a_draft_are_coarse_and_the_high_ones_exact(tmp_path: Path) -> None:
+    """Prevents: a draft that reads its whole head for each token, or whose likeliest tokens are others than before; a
+    law that depends on the tokens beside it, so that a seed gives another text with other requests.
+    """
+    path = tmp_path / "large.gguf"
+    vocabulary = tiny.byte_level(extra_tokens=[f"<{i}>" for i in range(COARSE_ROWS)])
+    tiny.write_model(path, vocabulary=vocabulary, n_embd=64, kinds=dict.fromkeys(MATRICES, "Q8_0"))
+    with tiny.load(path, kernels=True) as model:
+        exact = _rows(model, 16, TOKENS)
+    with tiny.load(path, kernels=True, coarse_head=True) as model:
+        draft = _rows(model, 16, TOKENS)
+        assert np.array_equal(_rows(model, 1, TOKENS), draft)
+    with tiny.load(path, kernels=True, coarse_head=True, n_threads=2) as model:
+        assert np.array_equal(_rows(model, 4, TOKENS[:12]), draft[:12])
+    assert np.array_equal(draft.argmax(axis=1), exact.argmax(axis=1))
+    assert 0.05 < (draft == exact).mean() < 0.95
+    high = exact > exact.max(axis=1, keepdims=True) - exact.std(axis=1, keepdims=True)
+    assert (draft == exact)[high].all()
+    with tiny.load(path, kernels=False) as model:
+        expected = _rows(model, 16, TOKENS)
+    with tiny.load(path, kernels=False, coarse_head=True) as model:  # llama.cpp has no coarse head
+        assert np.array_equal(_rows(model, 16, TOKENS), expected)
 
 
 def test_two_contexts_compute_in_two_threads(quantized: Path) -> None:

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr size_t alignment = 64;
 int pack_threads = 1;  // 0: new weights are not packed; set before a model is loaded, one model at a time
+bool coarse_heads = false;  // models that are loaded from now on are drafts, see `Head`; set in the same way
 std::atomic<bool> attends{false};  // attention is ours, from the first packed weight on
 std::atomic<int64_t> n_packed{0};  // weights, so far
 constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
@@ -29,6 +31,7 @@ constexpr size_t chunk_bytes = 96 * 1024;  // of weights that a thread takes at 
 constexpr int most_rows = 16;  // side by side in a packed block, of any instruction set
 constexpr size_t single_thread_bytes = 1 << 20;  // packing less is not worth a thread
 constexpr size_t huge_page = 2 << 20;
+constexpr int coarse_activations = 32;  // in a block of a column of `Path::coarse`
 
 Host host;
 const Path* path;
@@ -56,9 +59,95 @@ size_t packed_size(const Type& type, const ggml_tensor* weight) {
 
 ggml_backend_buffer_type* buffer_type();
 
-void free_buffer(ggml_backend_buffer_t buffer) { free(buffer->context); }
-void* get_base(ggml_backend_buffer_t buffer) { return buffer->context; }
-void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
+// A coarse copy of a draft's head, the matrix that makes logits. A draft reads this copy, and of the head itself only
+// the rows whose logits can be among the highest: see `Product::compute_head`.
+struct Head {
+    // Coarse logits so many deviations below the highest are taken as they are. 162 rows of the default draft: at
+    // temperature 1 its law then changes by a total variation of 0.014 (top-k 40: 0.003), for 4.6 % of the weights.
+    static constexpr double margin = 6.0;
+
+    const void* weights;  // where the tensor's data lies
+    char* packed;
+    double spread;  // of the difference between a weight and its copy: the root of the mean square
+
+    static bool pays(const ggml_tensor* tensor) {
+        return coarse_heads && (!strcmp(tensor->name, "output.weight") || !strcmp(tensor->name, "token_embd.weight")) &&
+               tensor->ne[0] % path->coarse.block == 0 && tensor->ne[2] == 1 && (size_t)tensor->ne[1] >= least_rows &&
+               3 * bytes(tensor) < 2 * packed_size(*packable(tensor), tensor);
+    }
+    static size_t bytes(const ggml_tensor* tensor) { return packed_size(path->coarse, tensor); }
+    static constexpr size_t least_rows = 4096;  // fewer are read in no time
+};
+
+struct Buffer {
+    void* data;
+    Head head{};
+
+    ~Buffer() {
+        free(data);
+        free(head.packed);
+    }
+};
+
+Buffer* of(ggml_backend_buffer_t buffer) { return (Buffer*)buffer->context; }
+
+// The head that `weight` is, or null.
+const Head* head_of(const ggml_tensor* weight) {
+    const Head& head = of(weight->buffer)->head;
+    return head.packed && head.weights == weight->data ? &head : nullptr;
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) { delete of(buffer); }
+void* get_base(ggml_backend_buffer_t buffer) { return of(buffer)->data; }
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(of(buffer)->data, value, buffer->size); }
+
+void* allocated(size_t size) {
+    void* data;
+    if (posix_memalign(&data, size < huge_page ? alignment : huge_page, std::max<size_t>(size, 1))) return nullptr;
+#ifdef MADV_HUGEPAGE  // passes are 2 to 3 % shorter; without room for huge pages the kernel takes small ones
+    if (size >= huge_page) madvise(data, size, MADV_HUGEPAGE);
+#endif
+    return data;
+}
+
+// Calls work(first, last) for parts of [0, n), in so many threads.
+template <class Work> void share_out(int64_t n, int threads, const Work& work) {
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; i++) {
+        try {
+            others.emplace_back(work, n * i / threads, n * (i + 1) / threads);
+        } catch (...) {  // no thread can be started
+            work(n * i / threads, n * (i + 1) / threads);
+        }
+    }
+    work(0, n / threads);
+    for (auto& thread : others) thread.join();
+}
+
+void copy_coarsely(ggml_tensor* tensor, const char* data, int threads) {
+    Head& head = of(tensor->buffer)->head;
+    free(head.packed);
+    head.packed = (char*)allocated(Head::bytes(tensor));
+    if (!head.packed) return;
+    const int64_t n = tensor->ne[0], blocks = n / path->coarse.block;
+    const auto to_float = host.type_traits(tensor->type)->to_float;
+    std::vector<double> lost(groups_of(tensor));
+    share_out(groups_of(tensor), threads, [&](int64_t first, int64_t last) {
+        std::vector<float> rows(n * path->rows);
+        for (int64_t g = first; g < last; g++)
+            for (int64_t r = 0; r < path->rows; r++) {
+                const int64_t row = g * path->rows + r;
+                float* to = &rows[n * r];
+                if (row >= tensor->ne[1]) std::fill(to, to + n, 0.0f);
+                else if (to_float) to_float(data + row * tensor->nb[1], to, n);
+                else memcpy(to, data + row * tensor->nb[1], n * sizeof *to);
+                if (r + 1 == path->rows)
+                    lost[g] = path->pack_coarse(rows.data(), (int)blocks, head.packed + g * blocks * path->coarse.packed_bytes);
+            }
+    });
+    head.weights = tensor->data;
+    head.spread = std::sqrt(std::accumulate(lost.begin(), lost.end(), 0.0) / ((double)n * tensor->ne[1]));
+}
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
     const Type* type = packable(tensor);
@@ -87,32 +176,21 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
         }
     };
     const int threads = size < single_thread_bytes ? 1 : std::max(pack_threads, 1);
-    std::vector<std::thread> others;
-    for (int i = 1; i < threads; i++) {
-        try {
-            others.emplace_back(pack, groups * i / threads, groups * (i + 1) / threads);
-        } catch (...) {  // no thread can be started
-            pack(groups * i / threads, groups * (i + 1) / threads);
-        }
-    }
-    pack(0, groups / threads);
-    for (auto& thread : others) thread.join();
+    share_out(groups, threads, pack);
+    if (Head::pays(tensor)) copy_coarsely(tensor, (const char*)data, threads);
     n_packed++;
     attends = true;
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    void* data;
-    if (posix_memalign(&data, size < huge_page ? alignment : huge_page, std::max<size_t>(size, 1))) return nullptr;
-#ifdef MADV_HUGEPAGE  // passes are 2 to 3 % shorter; without room for huge pages the kernel takes small ones
-    if (size >= huge_page) madvise(data, size, MADV_HUGEPAGE);
-#endif
+    void* data = allocated(size);
+    if (!data) return nullptr;
     ggml_backend_buffer_i iface{};
     iface.free_buffer = free_buffer;
     iface.get_base = get_base;
     iface.set_tensor = set_tensor;
     iface.clear = clear;
-    return host.buffer_init(buft, iface, data, size);
+    return host.buffer_init(buft, iface, new Buffer{data}, size);
 }
 
 size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
@@ -167,7 +245,27 @@ struct Product : ggml::cpu::tensor_traits {
         const Type& type = *packable(op->src[0]);
         size = rounded(type.column_bytes * (op->src[0]->ne[0] / type.block) * Columns::of(op)) +
                rounded(Columns::bytes(op)) * n_threads + alignment;
+        if (head_of(op->src[0]))
+            size += rounded(coarse_bytes(op->src[0]) * Columns::of(op)) + Columns::of(op) * n_threads * sizeof(float);
         return true;
+    }
+
+    // Of a column.
+    static size_t coarse_bytes(const ggml_tensor* weight) {
+        return path->coarse.column_bytes * (weight->ne[0] / coarse_activations);
+    }
+
+    // Blocks of all columns, shared out evenly over the threads.
+    static void quantize(const ggml_compute_params* params, const Columns& columns, const Type& type, int blocks, char* y) {
+        const int64_t all = (int64_t)blocks * columns.count;
+        int64_t at = all * params->ith / params->nth;
+        const int64_t end = all * (params->ith + 1) / params->nth;
+        while (at < end) {
+            const int64_t c = at / blocks;
+            const int first = (int)(at % blocks), last = (int)std::min<int64_t>(blocks, first + end - at);
+            type.quantize(columns.input((int)c), first, last, y + c * blocks * type.column_bytes);
+            at += last - first;
+        }
     }
 
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
@@ -179,15 +277,10 @@ struct Product : ggml::cpu::tensor_traits {
         const Columns columns(op, room + rounded(Columns::bytes(op)) * params->ith);
         char* y = room + rounded(Columns::bytes(op)) * params->nth;
 
-        // Blocks of all columns, shared out evenly.
-        const int64_t all = (int64_t)blocks * columns.count;
-        int64_t at = all * params->ith / params->nth;
-        const int64_t end = all * (params->ith + 1) / params->nth;
-        while (at < end) {
-            const int64_t c = at / blocks;
-            const int first = (int)(at % blocks), last = (int)std::min<int64_t>(blocks, first + end - at);
-            type.quantize(columns.input((int)c), first, last, y + c * blocks * type.column_bytes);
-            at += last - first;
+        quantize(params, columns, type, blocks, y);
+        if (const Head* head = head_of(weight)) {
+            compute_head(params, *head, type, columns, y);
+            return true;
         }
         if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
         host.barrier(params->threadpool);
@@ -217,6 +310,67 @@ struct Product : ggml::cpu::tensor_traits {
             before += chunks;
         }
         return true;
+    }
+
+    // Logits of a draft. Coarse and exact logits differ by about spread * |column|. Groups of rows with a coarse logit of
+    // less than `margin` such deviations below the highest are computed again from the weights. A group's numbers depend
+    // on its column alone.
+    static void compute_head(ggml_compute_params* params, const Head& head, const Type& type, const Columns& columns, char* y) {
+        const ggml_tensor* weight = columns.op->src[0];
+        const int64_t groups = groups_of(weight);
+        const int n = (int)weight->ne[0], count = columns.count, blocks = n / type.block, coarse_blocks = n / path->coarse.block;
+        const Type& coarse = path->coarse;
+        char* z = y + rounded(type.column_bytes * blocks * count);
+        auto* highest = (float*)(z + rounded(coarse_bytes(weight) * count));  // of each thread and column
+        quantize(params, columns, coarse, n / coarse_activations, z);
+        if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
+        host.barrier(params->threadpool);
+
+        float* own = highest + (size_t)params->ith * count;
+        std::fill(own, own + count, -INFINITY);
+        const size_t coarse_group = coarse.packed_bytes * coarse_blocks;
+        const int64_t chunk = std::clamp<int64_t>(chunk_bytes / coarse_group, 1, groups);
+        for (int64_t first = params->ith * chunk; first < groups; first = host.chunk_add(params->threadpool, 1) * chunk) {
+            const int64_t last = std::min(first + chunk, groups), row = first * path->rows;
+            const int64_t rows = std::min(last * path->rows, weight->ne[1]) - row;
+            for (int c = 0; c < count; c += columns_at_once)
+                for (int64_t g = first; g < last; g++) {
+                    float out[columns_at_once * most_rows];  // the last group is filled up
+                    const int few = std::min(columns_at_once, count - c);
+                    coarse.tiles(head.packed + g * coarse_group, coarse_blocks, few, z + c * coarse_bytes(weight),
+                                 n / coarse_activations, out, path->rows);
+                    const size_t size = std::min<int64_t>(path->rows, weight->ne[1] - g * path->rows) * sizeof(float);
+                    for (int i = 0; i < few; i++)
+                        memcpy(columns.output(c + i) + g * path->rows, out + i * path->rows, size);
+                }
+            for (int c = 0; c < count; c++) own[c] = std::max(own[c], path->highest(columns.output(c) + row, rows));
+        }
+        host.barrier(params->threadpool);
+
+        const size_t group_bytes = type.packed_bytes * blocks;
+        constexpr int at_once = 1024;  // groups
+        for (int c = 0; c < count; c++) {
+            double square = 0;
+            float most = -INFINITY;
+            for (int i = 0; i < n; i++) square += (double)columns.input(c)[i] * columns.input(c)[i];
+            for (int i = 0; i < params->nth; i++) most = std::max(most, highest[(size_t)i * count + c]);
+            const double deviation = head.spread * std::sqrt(square);
+            const float least = (float)(most - Head::margin * deviation);
+            const int64_t end = groups * (params->ith + 1) / params->nth;
+            for (int64_t first = groups * params->ith / params->nth; first < end; first += at_once) {
+                int high[at_once];
+                float* logits = columns.output(c) + first * path->rows;
+                const int64_t rows = std::min(std::min(first + at_once, end) * path->rows, weight->ne[1]) - first * path->rows;
+                const int n_high = path->high_groups(logits, rows, least, high);
+                for (int i = 0; i < n_high; i++) {
+                    float out[most_rows];
+                    type.tiles((const char*)weight->data + (first + high[i]) * group_bytes, blocks, 1,
+                               y + (size_t)c * blocks * type.column_bytes, blocks, out, path->rows);
+                    const int64_t at = (int64_t)high[i] * path->rows;
+                    memcpy(logits + at, out, std::min<int64_t>(path->rows, rows - at) * sizeof(float));
+                }
+            }
+        }
     }
 };
 
@@ -429,8 +583,12 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char**
     return path->name;
 }
 
-// The weights of models that are loaded from now on are packed by so many threads; 0: they are not packed.
-SPECK_EXPORT void specllama_kernels_enable(int threads) { pack_threads = threads; }
+// The weights of models that are loaded from now on are packed by so many threads; 0: they are not packed. `drafts`:
+// those models are drafts, whose logits may be coarse where they are low.
+SPECK_EXPORT void specllama_kernels_enable(int threads, int drafts) {
+    pack_threads = threads;
+    coarse_heads = drafts != 0;
+}
 
 // The types that are packed, each with its packed bytes as a share of the file's: "f16 1.0000 q4_K 1.0278 ...".
 SPECK_EXPORT const char* specllama_kernels_types() {

@@ -98,6 +98,7 @@ struct Host {
     const char* (*op_name)(ggml_op);
     ggml_backend_reg_t (*registry)(ggml_backend_dev_t);
     void (*flash_attention)(const ggml_compute_params*, ggml_tensor*);
+    const ggml_type_traits* (*type_traits)(ggml_type);
     ggml_backend_dev_t cpu;
 };
 

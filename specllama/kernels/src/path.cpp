@@ -3,7 +3,7 @@
 
 #include "attention.h"
 #include "columns.h"
-#include "tile.h"
+#include "head.h"
 
 namespace speck {
 namespace SPECK_ISA {
@@ -20,6 +20,9 @@ static const Type types[] = {
     type<Q5_K>("q5_K"),     type<Q6_K>("q6_K"), type<IQ4_NL>("iq4_nl"), type<IQ4_XS>("iq4_xs"),
 };
 
+static const Type coarse = {"coarse", Coarse::block, Coarse::block * sizeof(float), sizeof(Coarse::Packed), sizeof(Column32),
+                            nullptr, tiles<Coarse>, quantize_blocks<Column32>};
+
 }  // namespace SPECK_ISA
 
 #define SPECK_JOIN_(a, b) a##b
@@ -29,6 +32,7 @@ static const Type types[] = {
 
 const Path& SPECK_JOIN(SPECK_ISA, _path)() {
     static const Path path{SPECK_TEXT(SPECK_ISA), SPECK_ISA::L, SPECK_ISA::types, sizeof SPECK_ISA::types / sizeof(Type),
+                           SPECK_ISA::coarse, SPECK_ISA::pack_coarse, SPECK_ISA::highest, SPECK_ISA::high_groups,
                            SPECK_ISA::look, SPECK_ISA::attend_chunk, SPECK_ISA::join, SPECK_ISA::finish, SPECK_ISA::Wide::n};
     return path;
 }

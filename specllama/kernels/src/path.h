@@ -56,6 +56,10 @@ struct Path {
     int rows;  // side by side in a packed block
     const Type* types;
     int n_types;
+    Type coarse;  // of the coarse copy of a head, which `pack_coarse` packs from floats
+    double (*pack_coarse)(const float* rows, int blocks, void* out);  // returns the sum of the squared errors
+    float (*highest)(const float* logits, int64_t n);
+    int (*high_groups)(const float* logits, int64_t n, float least, int* high);
 
     void (*look)(const uint16_t* mask, int positions, int* sight);
     void (*attend_chunk)(const Attention&, int kv_head, const int* rows, int n, int chunk, float* states, float* work);

@@ -251,6 +251,76 @@ std::string try_types(const Path& path) {
     return "";
 }
 
+// The coarse copy of a head: its values, its error, a row among others; and the choice of high logits.
+std::string try_head(const Path& path) {
+    const Type& coarse = path.coarse;
+    const int L = path.rows, blocks = 3, n = blocks * coarse.block, parts = n / 32;
+    const auto wrong = [&](const char* what) { return std::string(path.name) + " coarse head: " + what; };
+    Random random;
+    std::vector<float> rows((size_t)L * n), copy(rows.size());
+    for (float& w : rows) w = random.number() + random.number() + random.number();
+    for (int i = 0; i < n; i++) rows[i] = 0.0f;
+    const auto packed = std::make_unique<uint8_t[]>(coarse.packed_bytes * blocks);
+    const double lost = path.pack_coarse(rows.data(), blocks, packed.get());
+    std::vector<float> x(n), out((size_t)L * 17), alone(L);
+    std::vector<Column32> y((size_t)parts * 17);
+    for (int i = 0; i < n; i++) {  // a column with a single 1 reads one weight of each row
+        std::fill(x.begin(), x.end(), 0.0f);
+        x[i] = 1.0f;
+        coarse.quantize(x.data(), 0, parts, y.data());
+        coarse.tiles(packed.get(), blocks, 1, y.data(), parts, alone.data(), L);
+        for (int r = 0; r < L; r++) copy[(size_t)r * n + i] = alone[r];
+    }
+    double expected = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        const size_t block = i / coarse.block * coarse.block;
+        float step = INFINITY;  // the smallest value of a block is half of the step between two
+        for (int j = 0; j < coarse.block; j++) step = std::fmin(step, 2 * std::fabs(copy[block + j]));
+        double nearest = INFINITY;
+        for (double at : {-1.5, -0.5, 0.5, 1.5}) nearest = std::fmin(nearest, std::fabs(rows[i] - at * step));
+        if (std::fabs(std::fabs(rows[i] - copy[i]) - nearest) > 1e-4) return wrong("a value that is not the nearest");
+        expected += (rows[i] - copy[i]) * (rows[i] - copy[i]);
+    }
+    if (std::fabs(lost - expected) > 1e-4 * expected) return wrong("a wrong error");
+    for (int columns : {1, 2, 3, 5, 8, 10, 12, 17})
+        for (bool with_nan : {false, true}) {
+            std::vector<float> all((size_t)n * columns);
+            for (float& v : all) v = random.number();
+            if (with_nan) all[n / 2] = NAN;
+            for (int c = 0; c < columns; c++) coarse.quantize(&all[(size_t)c * n], 0, parts, &y[(size_t)c * parts]);
+            coarse.tiles(packed.get(), blocks, columns, y.data(), parts, out.data(), L);
+            for (int c = 0; c < columns; c++) {
+                coarse.tiles(packed.get(), blocks, 1, &y[(size_t)c * parts], parts, alone.data(), L);
+                for (int r = 0; r < L; r++) {
+                    double sum = 0, size = 0;
+                    for (int i = 0; i < n; i++) {
+                        const Column32& at = y[(size_t)c * parts + i / 32];
+                        const double part = (double)copy[(size_t)r * n + i] * at.q[i % 32] * at.d;
+                        sum += part;
+                        size += std::fabs(part);
+                    }
+                    if (!same(alone[r], out[(size_t)c * L + r])) return wrong("a row depends on the columns beside it");
+                    if (std::isnan(sum) != std::isnan(alone[r]) || std::fabs(sum - alone[r]) > 1e-5 * size)
+                        return wrong("a wrong product");
+                }
+            }
+        }
+    for (int count : {1, L - 1, L, 5 * L + 3}) {
+        std::vector<float> logits(count);
+        for (float& v : logits) v = random.number();
+        logits[count / 2] = NAN;
+        float most = -INFINITY;
+        for (float v : logits) most = v > most ? v : most;
+        if (path.highest(logits.data(), count) != most) return wrong("another highest logit");
+        std::vector<int> high(count / L + 1), expected_groups;
+        high.resize(path.high_groups(logits.data(), count, 0.9f, high.data()));
+        for (int i = 0; i < count; i++)
+            if (logits[i] >= 0.9f && (expected_groups.empty() || expected_groups.back() != i / L)) expected_groups.push_back(i / L);
+        if (high != expected_groups) return wrong("other groups with a high logit");
+    }
+    return "";
+}
+
 // An attention of `rows` rows over `positions` positions; the last row sees all of them, or the last `window`.
 struct Case {
     int positions, rows, shared, k_size, v_size;
@@ -450,6 +520,7 @@ SPECK_EXPORT const char* specllama_kernels_self_test(const char* isa) {
         const Path* path = path_of_this_cpu(all ? name : isa);
         if (!path && !all) return missing_instructions;
         if (path && wrong.empty()) wrong = try_types(*path);
+        if (path && wrong.empty()) wrong = try_head(*path);
         if (path && wrong.empty()) wrong = try_scattered(*path);
         for (const Case& each : cases)
             if (path && wrong.empty()) wrong = try_attention(*path, each);

@@ -22,6 +22,9 @@ namespace speck::SPECK_ISA {
 
 #define SPECK_INLINE static inline __attribute__((always_inline))
 
+SPECK_INLINE uint16_t to_half(float x) { return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+SPECK_INLINE float from_half(uint16_t x) { return _cvtsh_ss(x); }
+
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 
 struct Simd {
@@ -79,6 +82,10 @@ struct Simd {
     SPECK_INLINE Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
     SPECK_INLINE Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     SPECK_INLINE Float fms(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
+    SPECK_INLINE Float max(Float a, Float b) { return _mm512_max_ps(a, b); }  // b if one of them is NaN
+    SPECK_INLINE bool any_from(Float v, float least) {
+        return _mm512_cmp_ps_mask(v, _mm512_set1_ps(least), _CMP_GE_OQ) != 0;
+    }
     SPECK_INLINE void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
 };
 
@@ -167,6 +174,10 @@ struct Simd {
     SPECK_INLINE Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     SPECK_INLINE Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     SPECK_INLINE Float fms(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }
+    SPECK_INLINE Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+    SPECK_INLINE bool any_from(Float v, float least) {
+        return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(least), _CMP_GE_OQ)) != 0;
+    }
     SPECK_INLINE void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 };
 

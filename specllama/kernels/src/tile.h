@@ -310,6 +310,21 @@ struct IQ4_NL : Small {
     }
 };
 
+// ---- the coarse copy of a head: 64 weights of two bits with one scale, weight = d * (2q - 3)
+
+struct Coarse {
+    using Column = Column32;
+    static constexpr int block = 64, offset = 3, room = 8;
+    static constexpr bool is_signed = false;
+    struct Packed {
+        Vector q[4];  // of each byte of vector v, bits 2i and 2i + 1 belong to the weights 16v + 4i..16v + 4i + 3
+        half d[L];
+    };
+    template <int t> SPECK_INLINE Int quad(const Packed& p) {
+        return Simd::bits<2 * (t % 4), 2, 1>(Vector::get(p.q[t / 4]));
+    }
+};
+
 // ---- floating-point weights, 32 at once
 
 template <class File_, class Weight, Float (*widen)(const Weight*)> struct Floating {
@@ -422,6 +437,22 @@ template <class T, int N> SPECK_INLINE void small_block(const typename T::Packed
     }
 }
 
+template <int N>
+SPECK_INLINE void coarse_block(const Coarse::Packed& x, const Column32* y, size_t stride, Float (&acc)[N]) {
+    const Float d = Simd::halfs(x.d);
+    each<2>([&](auto half) __attribute__((always_inline)) {
+        Simd::Sum part[N];
+        for (int c = 0; c < N; c++) part[c] = Simd::start(-Coarse::offset * y[c * stride + half].sum);
+        each<8>([&](auto t) __attribute__((always_inline)) {
+            read_ahead<8 * half + t, 16>(x);
+            const Int w = Coarse::quad<8 * half + t>(x);
+            for (int c = 0; c < N; c++) Simd::add<Coarse::room, false, t>(part[c], w, y[c * stride + half].q + 4 * t);
+        });
+        for (int c = 0; c < N; c++)
+            acc[c] = Simd::fma(Simd::total(part[c]), Simd::mul(d, Simd::all(y[c * stride + half].d)), acc[c]);
+    });
+}
+
 // x: the blocks of L rows; y: the first of N columns, `stride` blocks apart; out: L numbers a column.
 template <class T, int N>
 void tile(const typename T::Packed* x, int blocks, const typename T::Column* y, size_t stride, float* out,
@@ -431,6 +462,7 @@ void tile(const typename T::Packed* x, int blocks, const typename T::Column* y, 
     for (int b = 0; b < blocks; b++) {
         if constexpr (std::is_same_v<typename T::Column, ColumnFloat>) floating_block<T, N>(x[b], y + b, stride, acc);
         else if constexpr (T::block == 256) superblock<T, N>(x[b], y + b, stride, acc);
+        else if constexpr (T::block == 64) coarse_block<N>(x[b], y + 2 * b, stride, acc);
         else small_block<T, N>(x[b], y + b, stride, acc);
     }
     for (int c = 0; c < N; c++) Simd::store(out + c * out_stride, acc[c]);
