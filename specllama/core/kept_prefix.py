@@ -83,10 +83,13 @@ class KeptPrefix:
         # After another user, the contents are unknown (see `used_by`).
         if self._model.length != len(self._tokens) + len(self._tree):
             self._tokens, self._tree, self._line = [], [], None
-        n_same = self._n_same if line is not None and line is self._line else 0
+        same_text = line is not None and line is self._line
+        if same_text and not self._tree and self._n_same == len(self._tokens) < len(tokens):
+            return self._n_same  # the text has only grown, as in steps without this model
+        n_same = self._n_same if same_text else 0
         n_kept = n_same + common_prefix(self._tokens[n_same:], tokens[n_same : len(self._tokens)])
         n_kept = min(n_kept, len(tokens) - 1)
-        path = self._path(tokens[n_kept:-1]) if n_kept == len(self._tokens) else []
+        path = self._path(tokens[n_kept:-1]) if self._tree and n_kept == len(self._tokens) else []
         if self._resuming is not None and not path:
             n_kept = self._resuming.resume_at(n_kept)
         if path:
@@ -103,7 +106,7 @@ class KeptPrefix:
     def _path(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of the tree that hold the longest beginning of `tokens`."""
         path: list[int] = []
-        for token in tokens if self._tree else ():
+        for token in tokens:
             step = (token, path[-1] if path else -1)
             if step not in self._tree:
                 break

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +88,13 @@ class SamplingParams:
         return tokens[0 if self.repeat_last_n < 0 else max(end - self.repeat_last_n, 0) : end]
 
 
+@lru_cache(maxsize=4)
+def _as_arrays(bias: tuple[tuple[int, float], ...]) -> tuple[IntArray, Float64Array]:
+    """The tokens of a logit bias, ascending, and what is added to their logits; the same at every step."""
+    tokens, added = zip(*sorted(bias), strict=True)
+    return np.array(tokens, np.int64), np.array(added, np.float64)
+
+
 def _changes(
     row: FloatArray, history: Sequence[int], params: SamplingParams, ids: IntArray | None
 ) -> tuple[IntArray, Float64Array]:
@@ -94,21 +103,25 @@ def _changes(
     if not window and not bias:
         return np.empty(0, np.int64), np.empty(0)
     counts: dict[int, int] = {}
-    for token in window:
-        counts[token] = counts.get(token, 0) + 1
-    found = sorted(counts.keys() | bias.keys())
-    tokens = cells = np.array(found, np.int64)
+    if window:
+        for token in window:
+            counts[token] = counts.get(token, 0) + 1
+        found = sorted(counts.keys() | bias.keys())
+        tokens, added = np.array(found, np.int64), np.array([bias.get(token, 0.0) for token in found])
+    else:
+        tokens, added = _as_arrays(tuple(bias.items()))
+    cells = tokens
     if ids is None:
         known = tokens < row.size
     else:
         cells = np.minimum(ids.searchsorted(tokens), ids.size - 1)
         known = ids[cells] == tokens
     if not known.all():
-        cells, found = cells[known], tokens[known].tolist()
+        cells, tokens, added = cells[known], tokens[known], added[known]
     with np.errstate(over="ignore", invalid="ignore"):  # `law` reports numbers out of range
-        values = row[cells] + np.array([bias.get(token, 0.0) for token in found] if bias else 0.0)
+        values = row[cells] + added
         if window:
-            n_seen = np.array([counts.get(token, 0) for token in found])
+            n_seen = np.array([counts.get(token, 0) for token in tokens.tolist()])
             seen = np.where(values <= 0.0, values * params.repeat_penalty, values / params.repeat_penalty)
             seen = seen - n_seen * params.frequency_penalty - params.presence_penalty
             values = np.where(n_seen > 0, seen, values)
@@ -141,6 +154,24 @@ def _column_peaks(row: FloatArray) -> FloatArray:
     return peaks
 
 
+def _peak(row: FloatArray, peaks: FloatArray) -> float:
+    """The largest entry of the row; NaN if there is one."""
+    rest, peak = row[64 * peaks.size :], peaks.max(initial=-np.inf)
+    return float(np.maximum(peak, rest.max()) if rest.size else peak)
+
+
+def _at_least(row: FloatArray, bound: np.floating[Any], peaks: FloatArray) -> IntArray:
+    """Ids of all entries that reach `bound`, ascending; looks only at columns whose peak does.  (n,)"""
+    columns = (peaks >= bound).nonzero()[0]
+    n_in_columns = 64 * peaks.size
+    cells = row[:n_in_columns].reshape(64, peaks.size).take(columns, axis=1)  # (64, columns)
+    lines, which = divmod(np.flatnonzero(cells >= bound), max(columns.size, 1))  # line by line, so ids ascend
+    ids: IntArray = lines * peaks.size + columns[which]
+    if n_in_columns < row.size:
+        ids = np.concatenate((ids, n_in_columns + (row[n_in_columns:] >= bound).nonzero()[0]))
+    return ids
+
+
 def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArray:
     """Ids of the `k` largest entries, or of all; ascending, ties at the edge go to the lowest ids.  (min(k, n),)
 
@@ -153,11 +184,7 @@ def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArr
     n_columns = row.size // 64
     if n_columns >= 4 * k:
         peaks = _column_peaks(row) if peaks is None else peaks
-        bound = np.partition(peaks, n_columns - k)[n_columns - k]
-        columns = (peaks >= bound).nonzero()[0]
-        ids = (columns + n_columns * np.arange(64)[:, None]).ravel()  # line by line, so ids ascend
-        ids = np.concatenate((ids, np.arange(64 * n_columns, row.size)))
-        ids = ids[row[ids] >= bound]
+        ids = _at_least(row, np.partition(peaks, n_columns - k)[n_columns - k], peaks)
     else:
         ids = np.arange(row.size)
     if ids.size <= k:
@@ -179,7 +206,8 @@ def _with_changes(
         cells.sort()
         cells = np.concatenate((cells[:1], cells[1:][cells[1:] != cells[:-1]]))
     values = row[cells].astype(np.float64)
-    values[cells.searchsorted(changed)] = new_values
+    if changed.size:
+        values[cells.searchsorted(changed)] = new_values
     return cells, values
 
 
@@ -205,26 +233,28 @@ def _top(
     return cells, values
 
 
-def _not_far_below(row: FloatArray, peak: float, share: float) -> IntArray:
-    """Ids, ascending, of all entries whose weight exp(entry - peak) reaches `share`, and of few others.  (n,)
+def _lowest(row: FloatArray, peak: float, share: float) -> np.floating[Any]:
+    """A bound reached by all entries of the row whose weight exp(entry - peak) reaches `share`, and by few others.
 
-    Compared in the row's own precision, so that only these few need float64. The bound is lowered by far more than the
+    In the row's own precision, so that only these few need float64. The bound is lowered by far more than the
     roundings of float64 in it (below 1e-15 of |peak| + 745, the largest logarithm), and then by one step of the row's
     precision, which is more than its own rounding can raise it.
     """
     bound = peak + math.log(share) - 1e-6 * (1.0 + abs(peak))
     with np.errstate(over="ignore"):  # lower than any number is low enough
-        lowest = np.nextafter(row.dtype.type(bound), row.dtype.type(-np.inf))
-    ids: IntArray = (row >= lowest).nonzero()[0]
-    return ids
+        lowest: np.floating[Any] = np.nextafter(row.dtype.type(bound), row.dtype.type(-np.inf))
+    return lowest
 
 
 def _nucleus(values: Float64Array, weights: Float64Array, share: float) -> IntArray:
     """Indices of the fewest entries, largest first, whose weights reach `share`; ties go to the lowest index."""
     n = 256
     while True:  # sorting a few hundred is enough for most rows
-        head = _largest(values, n)
-        order = head[(-values[head]).argsort(kind="stable")]
+        if values.size <= n:
+            order = (-values).argsort(kind="stable")
+        else:
+            head = _largest(values, n)
+            order = head[(-values[head]).argsort(kind="stable")]
         reached = np.cumsum(weights[order]) >= share
         if reached[-1]:
             return order[: int(reached.argmax()) + 1]
@@ -245,19 +275,31 @@ def law(
     changed, new_values = _changes(logits, history, params, ids)
     cells: IntArray | None = None  # those that can be kept, ascending; None = all
     if params.greedy:
-        cells, _ = _top(logits, 1, changed, new_values)  # ties go to the lowest id
-        return Distribution.point(int(cells[0] if ids is None else ids[cells[0]]))
+        top = int(logits.argmax())  # ties go to the lowest id
+        if changed.size and (top in changed or not new_values.max() < logits[top]):
+            top = int(_top(logits, 1, changed, new_values)[0][0])
+        else:
+            _checked_peak(float(logits[top]), logits)
+        return Distribution.point(top if ids is None else int(ids[top]))
     k = params.top_k
-    if k > 0:
-        peaks = _column_peaks(logits)  # one look at the row serves peak and top-k
-        rest = logits[64 * peaks.size :]
+    if k > 0 or params.min_p > 0.0:
+        peaks = _column_peaks(logits)  # one look at the row serves all that follows
         # Before anything is compared: NaN compares with nothing.
-        _checked_peak(float(np.maximum(peaks.max(initial=-np.inf), rest.max(initial=-np.inf))), logits)
+        peak = _checked_peak(_peak(logits, peaks), logits)
+    if params.min_p > 0.0:
+        lowest = _lowest(logits, peak, params.min_p)
+        if np.count_nonzero(peaks >= lowest) <= 1:  # often min-p leaves one token, and nothing else matters
+            near = _at_least(logits, lowest, peaks)
+            if near.size == 1 and not (changed.size and (near[0] in changed or not new_values.max() < lowest)):
+                return Distribution.point(int(near[0] if ids is None else ids[near[0]]))
+    if k > 0:
         cells, values = _top(logits, k, changed, new_values, peaks)
         peak = float(values.max())
     elif params.min_p > 0.0:
-        peak = float(_top(logits, 1, changed, new_values)[1][0])
-        cells, values = _with_changes(logits, _not_far_below(logits, peak, params.min_p), changed, new_values)
+        if changed.size:
+            peak = float(_top(logits, 1, changed, new_values)[1][0])
+        near = _at_least(logits, _lowest(logits, peak, params.min_p), peaks)
+        cells, values = _with_changes(logits, near, changed, new_values)
     else:
         values = logits.astype(np.float64)
         values[changed] = new_values
@@ -268,7 +310,7 @@ def law(
         # as long as top-p's share is taken of the mass before min-p.
         weights = np.exp(values)
         kept = (weights >= params.min_p).nonzero()[0]
-        if params.top_p < 1.0:
+        if params.top_p < 1.0 and kept.size > 1:
             total = float(weights.sum())
             if k == 0 and params.min_p > 0.0:  # `cells` are only those that min-p can keep
                 every = np.subtract(logits, peak, dtype=np.float64)
@@ -307,8 +349,11 @@ class RandomChooser:
     def pick(self, law: Distribution) -> int:
         """One token by inversion of the cumulative distribution; a token of probability 0 is never drawn."""
         ids, probs = law.cells()
+        share = self._random.random()
+        if probs.size == 1:
+            return 0 if ids is None else int(ids[0])
         upto = probs.cumsum()
         # side='right' finds the first entry above u. The mass may be a rounding below or above 1, so u is scaled;
         # u <= 1 - 2**-53, so the product is below the mass, and there is such an entry.
-        i = int(upto.searchsorted(self._random.random() * upto[-1], side="right"))
+        i = int(upto.searchsorted(share * upto[-1], side="right"))
         return i if ids is None else int(ids[i])

@@ -113,6 +113,8 @@ def verify(draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule 
     Raises DraftLawError if a token cannot have been drawn from its q, ValueError if draft and p do not fit together.
     """
     _require_sound(draft, p)
+    if not draft.tokens:
+        return Verdict((), choose.pick(p[0]))
     if rule is Rule.BLOCK:
         verdict = _verify_block(draft, p, choose)
         assert verdict is not None, "the root has weight 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
@@ -34,6 +35,8 @@ DEPTH_STEP = 256  # tokens of context after which T(n) is computed anew
 HORIZON = 32
 SHARE_WEIGHT = 8  # tokens; of the share 1 with which the steps without looked-up tokens begin
 BLIND_INVESTMENT, KNOWN_INVESTMENT = 0.5, 4.0
+
+PLAIN = DraftPlan()  # of a step in which nothing can be drafted
 
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
 
@@ -98,6 +101,8 @@ class CostProfile:
 
     def measured_cost(self, n: int, n_context: int = 0) -> float | None:
         """`verify_cost`; None if a point that it depends on was not measured."""
+        if n == 1:
+            return 1.0  # the unit
         rows = [row for row, _ in self.verify]
         beside = [n] if n in rows else [*[row for row in rows if row < n][-1:], *[row for row in rows if row > n][:1]]
         return None if set(beside) & set(self.assumed) else self.verify_cost(n, n_context)
@@ -158,6 +163,8 @@ class Controller:
     def __init__(self, costs: PassCosts, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
         self.calibration = calibration or Calibration()
         self._longest = n_max
+        # While the model is not used, each step asks for the same.
+        self._best_model = lru_cache(maxsize=4)(self._find_best_model)
         self.use(costs)
         self._step: _Step | None = None
         self._n_unused = 0  # tokens emitted since the model last drafted
@@ -179,6 +186,7 @@ class Controller:
     def _go_to(self, depth: int) -> None:
         """Use the costs after `depth` tokens."""
         self._depth = depth
+        self._best_model.cache_clear()
         rows = range(1, self.n_max + 2)
         self._verify = [self.costs.verify_cost(n, depth) for n in rows]  # [n] = T(n+1), of n drafted tokens
 
@@ -188,17 +196,20 @@ class Controller:
             self._go_to(depth)
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
+        if lag is None and not offer:
+            self._step = None
+            return PLAIN
         self._come_to(depth)
         return self._begin_step(limit, offer, lag, looks=True).plan
 
     def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:
-        limit = min(limit, self.n_max)
+        limit, typical = min(limit, self.n_max), self.calibration.typical
         n_given, rate = self._best_offer(offer[:limit])
         plan = DraftPlan(n_given, rate=rate)
         if lag is not None and limit > 0:
-            best = self._best_model(offer[:n_given], limit, self.calibration.typical)
+            best = self._best_model(tuple(offer[:n_given]), limit, typical)
             plan = self._with_model(plan, best, limit, lag)
-        step = self._step = _Step(plan, limit, looks, self.calibration.typical)
+        step = self._step = _Step(plan, limit, looks, typical)
         for chance in offer[: plan.n_given]:
             step.add(None, chance)
         return step
@@ -237,7 +248,7 @@ class Controller:
             return replace(without, probe=PROBE_TOKENS)
         return without
 
-    def _best_model(self, chances: Sequence[float], limit: int, typical: float) -> tuple[int, float]:
+    def _find_best_model(self, chances: Sequence[float], limit: int, typical: float) -> tuple[int, float]:
         """(tokens of the offer to take first: all or none, rate) with at least one token of the model.
 
         typical: acceptance of each of them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
@@ -128,7 +127,8 @@ class LookupDrafter:
         Each is on condition that the guess it follows is right. The likeliest come first, a guess before those that
         follow it, and siblings by frequency.
         """
-        guesses, allowed = self._guesses(tokens, limit, max_leaves), self._allowed
+        guesses = self._chain(tokens, limit) if max_leaves == 1 else self._trie(tokens, limit, max_leaves)
+        allowed = self._allowed
         if allowed is None:
             yield from guesses
             return
@@ -138,9 +138,21 @@ class LookupDrafter:
                 parent, path = kept[guess.parent]
                 if guess.token in allowed(path):
                     kept[i] = (len(kept) - 1, (*path, guess.token))
-                    yield replace(guess, parent=parent)
+                    yield guess._replace(parent=parent)
 
-    def _guesses(self, tokens: Sequence[int], limit: int, max_leaves: int) -> Iterator[LookupGuess]:
+    def _chain(self, tokens: Sequence[int], limit: int) -> Iterator[LookupGuess]:
+        """`_trie` with one leaf, without its heap: every step asks for it."""
+        if not self.follow(tokens):
+            return
+        match = self._index.match()
+        for depth in range(min(limit, TOKENS_PER_MATCHED * match.length)):
+            family = self._family(match, depth - 1, 1, at_end=depth == 0)
+            if not family:
+                return
+            guess, match = family[0]
+            yield guess
+
+    def _trie(self, tokens: Sequence[int], limit: int, max_leaves: int) -> Iterator[LookupGuess]:
         """`offer`, of anything that followed earlier."""
         if not self.follow(tokens):
             return
@@ -163,8 +175,7 @@ class LookupDrafter:
             n_leaves += rank > 0
             guess, after = family[rank]
             yield guess
-            if max_leaves > 1:
-                wait(reach * (1.0 - guess.confidence), depth, rank + 1, family)
+            wait(reach * (1.0 - guess.confidence), depth, rank + 1, family)
             n_guesses += 1
             if n_guesses < limit:
                 below = self._family(after, n_guesses - 1, max_leaves, at_end=False)

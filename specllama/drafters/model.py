@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
@@ -125,9 +124,10 @@ class ModelReader:
         if self._barred:
             return FORBIDDEN
         n_held = self.model.length
-        if self._room_after(tokens[n_held:]) < 0:
+        # Without copying what is not read: it grows long while the model does not draft.
+        spelling = self._spelling
+        if (self.model.n_ctx - len(tokens) if spelling is None else spelling.room_after(tokens[n_held:])) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
-        # Only the new tokens: what the model has to read grows long while it is not asked to draft.
         if max(tokens[max(n_held, self._n_readable) :], default=0) >= self.model.vocab_size:
             return "the text holds a token that the draft does not know: the answer goes on without drafts"
         self._n_readable = len(tokens)
@@ -316,8 +316,10 @@ class ModelDrafter(ModelReader):
         if self._planner is None:
             n_given = self._n_taken(offer[:limit])
             return DraftPlan(n_given, 0 if lag is None else limit - n_given)
-        ask = partial(self._planner.plan, limit, offer=offer, depth=len(tokens))
-        return self._planned(lambda lag: ask(lag=lag), self._planner.learn, tokens, lag, params)
+        ask = self._planner.plan
+        return self._planned(
+            lambda lag: ask(limit, offer=offer, lag=lag, depth=len(tokens)), self._planner.learn, tokens, lag, params
+        )
 
     def _n_taken(self, offer: Sequence[float]) -> int:
         """How many offered tokens to take without a planner."""

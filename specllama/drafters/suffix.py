@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import nlargest
+from typing import NamedTuple
 
 # Occurrences are counted for so many contexts of a token, the longest first. A text has about ten; only a text that
 # repeats itself endlessly has more, and there the short ones do not matter.
@@ -13,16 +13,14 @@ ROOT = 0
 NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest end of the text that occurred before; `length` 0 = none. Valid until the next `append`."""
 
     state: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(NamedTuple):
     """A token that followed a match."""
 
     token: int
@@ -30,8 +28,7 @@ class Continuation:
     alone: bool  # no other token ever followed
 
 
-@dataclass(frozen=True, slots=True)
-class LookupGuess:
+class LookupGuess(NamedTuple):
     """A token that a lookup proposes, and the chance that it is right if those before it are.
 
     In a trie it follows guess number `parent` (-1 = the text), and earlier siblings are wrong.
@@ -109,7 +106,8 @@ class SuffixIndex:
 
     def match(self) -> Match:
         """The longest end of the text that also occurs earlier."""
-        return self.shorter(Match(self._last, self._length[self._last]))
+        link = max(self._link[self._last], ROOT)
+        return Match(link, self._length[link])
 
     def shorter(self, match: Match) -> Match:
         """The longest end of `match` that occurs at more places than it."""

@@ -557,6 +557,26 @@ def test_equal_histories_lead_to_equal_decisions() -> None:
     assert decisions() == decisions()
 
 
+def test_a_step_in_which_nothing_can_be_drafted_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: the work of a plan at every step of a text in which nothing repeats itself."""
+    controller = Controller(FLAT)
+    monkeypatch.setattr(Controller, "_begin_step", None)
+    assert controller.plan(16, depth=9999) == DraftPlan()
+    controller.observe(seen(0, 0))
+
+
+def test_what_a_model_could_earn_is_computed_once_while_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: two searches for the best draft at every step in which the model is not used."""
+    asked = list[int]()
+    monkeypatch.setattr(CostProfile, "draft_cost", lambda self, n=1: asked.append(n) or 9.0)
+    controller = Controller(FLAT)
+    for _ in range(6):
+        asked.clear()
+        assert controller.plan(16, lag=0) == DraftPlan()
+        controller.observe(seen(0, 0))
+    assert not asked
+
+
 @pytest.mark.parametrize(
     ("assumed", "measured"),
     [((2, 8), [1, 4]), ((2,), [1, 4, 5, 6, 7, 8, 9]), ((8,), [1, 2, 3, 4]), ((4,), [1, 2, 8, 9])],

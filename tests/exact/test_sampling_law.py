@@ -392,6 +392,17 @@ def test_a_row_of_a_large_vocabulary_gives_the_law_of_the_definitions(params: Sa
     assert_same(as_dict(law(row, (), params)), token_law(row.tolist(), (), params))
 
 
+@pytest.mark.parametrize("top_k", [0, 40])
+@pytest.mark.parametrize("change", [{}, {3: 4.0}, {3: -math.inf}, {9: 18.0}, {9: 17.0}, {699: 2.5}, {5: -1.0}])
+@pytest.mark.parametrize("second", [9.0, 17.0, 17.004, 17.01, 19.0])
+def test_where_min_p_leaves_one_token_it_is_the_only_one(second: float, change: dict[int, float], top_k: int) -> None:
+    """A shortcut for such rows that overlooks a second token, or one that a bias lifts or forbids; ln 20 is 2.9957."""
+    row = np.zeros(700, np.float32)
+    row[3], row[699] = 20.0, second
+    params = SamplingParams(temperature=1.0, top_k=top_k, top_p=1.0, min_p=0.05, logit_bias=change)
+    assert_same(as_dict(law(row, (), params)), token_law(row.tolist(), (), params))
+
+
 class Uniforms(np.random.Generator):
     """A generator whose uniforms are given: the edges that a real one shows once in 2^53 draws."""
 
@@ -447,6 +458,15 @@ def test_the_same_seed_repeats_and_another_does_not() -> None:
 
     assert draws(0) == draws(0)
     assert len({tuple(draws(seed)) for seed in range(20)}) == 20
+
+
+def test_a_certain_draw_takes_a_random_number_like_any_other() -> None:
+    """A shortcut for laws of one token that gives another text for the same seed."""
+    certain, drawn = RandomChooser(3), RandomChooser(3)
+    certain.pick(Distribution.point(5))
+    drawn.pick(Distribution.dense([0.5, 0.5]))
+    flat = Distribution.dense([0.01] * 100)
+    assert [certain.pick(flat) for _ in range(5)] == [drawn.pick(flat) for _ in range(5)]
 
 
 def test_draws_that_follow_each_other_are_independent() -> None:
