@@ -44,12 +44,14 @@ class Kernels:
         library.specllama_kernels_packed.restype = ctypes.c_int64
         self.isa = isa  # the instruction set: "avx2", "avxvnni" or "avx512vnni"
 
-    def enable(self, n_threads: int, *, coarse_head: bool = False) -> None:
-        """Pack the weights of models that are loaded from now on with so many threads; 0: leave them to llama.cpp.
+    def enable(self, n_threads: int, *, coarse_head: bool = False, is_mapped: bool = False) -> None:
+        """Pack the weights of models that this thread loads from now on with so many threads; 0: leave them to
+        llama.cpp.
 
-        `coarse_head`: logits may be inexact where they are low, as a draft's may be.
+        `coarse_head`: logits may be inexact where they are low, as a draft's may be. `is_mapped`: llama.cpp maps the
+        files, so the pages of packed weights leave this process.
         """
-        self._library.specllama_kernels_enable(n_threads, int(coarse_head))
+        self._library.specllama_kernels_enable(n_threads, int(coarse_head), int(is_mapped))
 
     @property
     def n_packed(self) -> int:

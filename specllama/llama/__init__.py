@@ -7,6 +7,7 @@ from specllama.llama.memory import MemoryNeed, memory_free
 from specllama.llama.model import (
     LlamaModel,
     load,
+    load_together,
     load_vocabulary,
     memory_needed,
     prove,
@@ -31,6 +32,7 @@ __all__ = [
     "build_info",
     "connect",
     "load",
+    "load_together",
     "load_vocabulary",
     "memory_free",
     "memory_needed",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -278,18 +279,27 @@ def _gpu_layers(header: Header, options: LoadOptions, need: MemoryNeed, gpu: Gpu
 
 
 def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gpu_layers: int) -> bool:
-    """Map the file, unless rearranged weights would be a second copy beside the mapped pages."""
+    """Map the file, unless rearranged weights would be a second copy beside the mapped pages.
+
+    Our kernels take what they can first, and drop the pages that they have packed, except on Windows.
+    """
     if options.use_mmap is not None:
         return options.use_mmap
     if n_gpu_layers > header.n_layer:
         return True
-    return rearranged_bytes(header, extra if options.use_extra_bufts else ()) <= _TOLERATED_COPY * header.n_weight_bytes
+    twice = set(_rearranged(header, extra if options.use_extra_bufts else ()))
+    if sys.platform != "win32" and BUFFER_TYPE in extra:
+        twice -= PACKED.keys()
+    return _bytes_of(header, twice) <= _TOLERATED_COPY * header.n_weight_bytes
 
 
 def rearranged_bytes(header: Header, buffers: Sequence[str]) -> int:
     """Bytes of weights that these extra buffer types can hold, at most."""
-    taken = _rearranged(header, buffers)
-    return sum(size for kind, size in header.weight_bytes.items() if kind.lower() in taken)
+    return _bytes_of(header, _rearranged(header, buffers))
+
+
+def _bytes_of(header: Header, kinds: Collection[str]) -> int:
+    return sum(size for kind, size in header.weight_bytes.items() if kind.lower() in kinds)
 
 
 def bytes_beyond_file(header: Header, options: LoadOptions, extra: Sequence[str]) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ from specllama.llama.open import (
     Native,
     describe,
     load_model,
+    load_models,
     load_vocabulary_only,
     open_context,
     refuse_kind,
@@ -112,29 +114,55 @@ def load(
     `progress` receives the share that is loaded and may return False to stop. Raises ModelFileError, UnsupportedModel,
     MemoryShort, UsageError, BackendError, and Interrupted if `progress` returns False.
     """
-    wish = options or LoadOptions()
-    about = _opened(model)
-    refuse_architecture(about)
-    rpc.connect(wish.rpc)
-    gpu = _gpu_memory(remote=bool(wish.rpc))
-    free, extra = memory_free(), extra_buffer_types(kernels=wish.kernels)
+    return load_together([(model, options or LoadOptions())], progress=progress)[0]
 
-    def planned(rollback: str) -> LoadPlan:
-        return plan_load(about, replace(wish, rollback=rollback), free=free, gpu=gpu, extra=extra)
 
-    plan = planned(wish.rollback)
-    prove(about)
-    native = load_model(about, plan, progress)
-    try:
+def load_together(
+    models: Sequence[tuple[Path | Header, LoadOptions]], *, progress: LoadProgress | None = None
+) -> list[LlamaModel]:
+    """Load models at the same time, then open their contexts one after another. Only for models on the CPU: layers on
+    a GPU are planned for memory that the other models may take.
+
+    As `load`; after an error none is loaded.
+    """
+    rpc.connect(tuple(server for _, options in models for server in options.rpc))
+    gpu = _gpu_memory(remote=any(options.rpc for _, options in models))
+    free, wishes, plans = memory_free(), list[_Wish](), list[LoadPlan]()
+    for model, options in models:
+        about = _opened(model)
+        refuse_architecture(about)
+        wishes.append(_Wish(about, options, free, gpu, extra_buffer_types(kernels=options.kernels)))
+        plans.append(wishes[-1].planned(options.rollback))
+        free -= plans[-1].need.total
+    prove(*(wish.about for wish in wishes))
+    natives = load_models([(wish.about, plan) for wish, plan in zip(wishes, plans, strict=True)], progress)
+    with ExitStack() as owned:
+        for native in natives:
+            owned.callback(native.close)
         rpc.watch_connections()
-        refuse_kind(native, about)
-        loaded = _cheapest(native, about, plan, planned, progress)
-        if wish.max_leaves > 1:
-            loaded.probe_tree()
-    except BaseException:
-        native.close()
-        raise
+        loaded = []
+        for native, wish, plan in zip(natives, wishes, plans, strict=True):
+            refuse_kind(native, wish.about)
+            loaded.append(_cheapest(native, wish.about, plan, wish.planned, progress))
+            if wish.options.max_leaves > 1:
+                loaded[-1].probe_tree()
+        owned.pop_all()
     return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A model to be loaded, and what its plan depends on."""
+
+    about: Header
+    options: LoadOptions
+    free: int  # bytes of main memory
+    gpu: GpuMemory
+    extra: tuple[str, ...]  # buffer types
+
+    def planned(self, rollback: str) -> LoadPlan:
+        options = replace(self.options, rollback=rollback)
+        return plan_load(self.about, options, free=self.free, gpu=self.gpu, extra=self.extra)
 
 
 def way_back(model: Header, options: LoadOptions | None = None) -> WayBack:

@@ -8,11 +8,11 @@ import ctypes
 import os
 import weakref
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Thread
 from time import perf_counter, sleep
 from typing import Any, TypeVar
 
@@ -25,7 +25,6 @@ from specllama.llama.load_plan import LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 from specllama.llama.rollback import WINDOW
 
-_loading = Lock()
 T = TypeVar("T")
 LoadProgress = Callable[[float], bool]  # receives the share that is loaded; False stops the loading
 
@@ -74,31 +73,54 @@ class Native:
         _alive.add(self.pointers)
 
 
+@dataclass(slots=True)
+class _File:
+    """A model file that is loaded."""
+
+    about: Header
+    params: Any  # llama.cpp's
+    prepare: Callable[[], object] = lambda: None  # called before, in the same thread
+    share: float = 0.0  # that is loaded
+
+
 def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, *, weights: bool = True) -> Native:
-    """Load the model. Without `weights`, none are read.
+    """Load the model. Without `weights`, none are read. Raises as `load_models`."""
+    return load_models([(about, plan)], progress, weights=weights)[0]
+
+
+def load_models(
+    models: Sequence[tuple[Header, LoadPlan]], progress: LoadProgress | None, *, weights: bool = True
+) -> list[Native]:
+    """Load the models at the same time, because a load often keeps one core busy. The first failure stops the others.
 
     Raises ModelFileError, MemoryShort, and Interrupted if `progress` returns False.
     """
-    params = bindings().llama_model_default_params()
-    params.n_gpu_layers = plan.n_gpu_layers
-    params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
-    params.use_extra_bufts = plan.use_extra_bufts
-    params.no_alloc = not weights
-    if rpc.is_used() and not plan.options.rpc:
-        local = rpc.local_devices()
-        params.devices = ctypes.cast(local, ctypes.c_void_p)
-    with _loading:  # whether weights are packed is a setting of the process
-        kernels = own_kernels()
+    kernels, files = own_kernels(), list[_File]()
+    local = rpc.local_devices() if rpc.is_used() else None
+    for about, plan in models:
+        params = bindings().llama_model_default_params()
+        params.n_gpu_layers = plan.n_gpu_layers
+        params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
+        params.use_extra_bufts = plan.use_extra_bufts
+        params.no_alloc = not weights
+        if local is not None and not plan.options.rpc:
+            params.devices = ctypes.cast(local, ctypes.c_void_p)
+        files.append(_File(about, params))
         if kernels is not None:
-            kernels.enable(plan.n_threads if plan.kernels else 0, coarse_head=plan.options.coarse_head)
-        return _load(about, params, progress)
+            files[-1].prepare = partial(
+                kernels.enable,
+                plan.n_threads if plan.kernels else 0,
+                coarse_head=plan.options.coarse_head,
+                is_mapped=plan.use_mmap,
+            )
+    return _load(files, progress)
 
 
 def load_vocabulary_only(about: Header) -> Native:
     """Load the vocabulary without weights. Raises ModelFileError."""
     params = bindings().llama_model_default_params()
     params.vocab_only = True
-    return _load(about, params, None)
+    return _load([_File(about, params)], None)[0]
 
 
 def refuse_kind(native: Native, about: Header) -> None:
@@ -197,29 +219,53 @@ def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
     return result  # type: ignore[return-value]
 
 
-def _load(about: Header, params: Any, progress: LoadProgress | None) -> Native:
-    lib, share, stop = bindings(), 0.0, Cancel()
+def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]:
+    lib, stop, failed = bindings(), Cancel(), list[Header]()
+    natives = dict[int, Native]()  # not in the files, which their callbacks keep in a cycle
+    n_bytes = sum(file.about.n_file_bytes for file in files)
 
-    def report(done: float, _user_data: object) -> bool:
-        nonlocal share
-        share = done
-        return not stop.is_set()
+    def load(index: int) -> None:
+        file = files[index]
 
-    def load() -> Native | None:
-        model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
-        return Native(lib, model) if model else None
+        def report(share: float, _user_data: object) -> bool:
+            file.share = share
+            return not stop.is_set()
+
+        try:
+            file.params.progress_callback = lib.llama_progress_callback(report)
+            file.prepare()
+            if model := lib.llama_model_load_from_file(os.fsencode(file.about.path), file.params):
+                natives[index] = Native(lib, model)
+        finally:
+            if index not in natives:
+                failed.append(file.about)
+                stop.set()
+
+    def load_all() -> None:
+        with contextlib.ExitStack() as started:
+            for index in range(1, len(files)):
+                other = Thread(target=load, args=(index,), daemon=True)
+                other.start()
+                started.callback(other.join)
+            load(0)
 
     def look() -> None:
         log.read()
+        share = sum(file.share * file.about.n_file_bytes for file in files) / n_bytes
         if progress is not None and progress(share) is False:
-            raise Interrupted(f"loading {about.path.name} was stopped on request")
+            names = " and ".join(file.about.path.name for file in files)
+            raise Interrupted(f"loading {names} was stopped on request")
 
-    params.progress_callback = lib.llama_progress_callback(report)
     log.clear()
-    native = apart(load, look, stop)
-    if native is None:
-        raise _load_failure(about, log.reason() or _NO_REASON, lib.__version__)
-    return native
+    try:
+        apart(load_all, look, stop)
+        if failed:
+            raise _load_failure(failed[0], log.reason() or _NO_REASON, lib.__version__)
+        return [natives[index] for index in range(len(files))]
+    except BaseException:
+        for native in list(natives.values()):
+            native.close()
+        raise
 
 
 def _load_failure(about: Header, reason: str, version: str) -> SpecllamaError:

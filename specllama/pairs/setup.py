@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -595,28 +594,41 @@ class Models:
 
 
 def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
-    """Load the target, then the draft. Raises as `llama.load`, and Interrupted if `cancel` is set."""
-    n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
-    n_done = 0
+    """Load target and draft: at the same time, or one after another if they may lie on a GPU, whose memory they share.
 
-    def progress(file: File, share: float) -> bool:
-        show((n_done + share * file.header.n_file_bytes) / n_bytes, n_bytes)
-        return not cancel.is_set()
+    Raises as `llama.load`, and Interrupted if `cancel` is set.
+    """
+    n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
+    adapted, loaded = None, list[LlamaModel]()
+
+    def load(*models: tuple[Header, LoadOptions]) -> None:
+        n_before = sum(model.header.n_file_bytes for model in loaded)
+        n_now = sum(header.n_file_bytes for header, _ in models)
+
+        def progress(share: float) -> bool:
+            show((n_before + share * n_now) / n_bytes, n_bytes)
+            return not cancel.is_set()
+
+        found = llama.load_together(models, progress=progress)
+        loaded.extend(map(owned.enter_context, found))
 
     with ExitStack() as owned, listener.loading() as show:
-        file, draft, adapted = setup.target, None, None
-        target = llama.load(file.header, setup.target_options, progress=partial(progress, file))
-        owned.enter_context(target)
+        options = setup.target_options
+        target = setup.target.header, options
+        if setup.draft is None:
+            load(target)
+        elif options.n_ctx and not options.rpc and not llama.build_info().gpu_offload:
+            load(target, (setup.draft.header, setup.draft_options(options.n_ctx)))
+        else:
+            load(target)
+            load((setup.draft.header, setup.draft_options(loaded[0].n_ctx)))
         if setup.draft is not None:
-            n_done, file = file.header.n_file_bytes, setup.draft
-            draft = llama.load(file.header, setup.draft_options(target.n_ctx), progress=partial(progress, file))
-            owned.enter_context(draft)
-            adapted = in_target_ids(target, draft, strategy=setup.model_strategy)
+            adapted = in_target_ids(loaded[0], loaded[1], strategy=setup.model_strategy)
             owned.callback(adapted.close)
         if cancel.is_set():  # set after the last call of `progress`
             raise Interrupted("loading was stopped on request")
-        models = Models(target, adapted, draft, owned.pop_all())
-    for role, model in (("target", target), ("draft", draft)):
+        models = Models(loaded[0], adapted, loaded[1] if adapted else None, owned.pop_all())
+    for role, model in (("target", models.target), ("draft", models.loaded_draft)):
         if model is not None:
             size = f"{counted(model.n_ctx, 'token')} of context"
             back = f"rolls back by {model.way_back.text}: {model.way_back.why}"

@@ -133,7 +133,7 @@ std::string try_coarse_head(ggml_type kind, const char* name) {
     ggml_quantize_chunk(kind, weights.data(), file.data(), 0, rows, k, nullptr);
     float scale = 1.0f;  // of the inputs
     const auto logits = [&](bool is_draft, int n, int threads, int skip = 0) {
-        specllama_kernels_enable(3, is_draft);
+        specllama_kernels_enable(3, is_draft, false);
         const Weight weight(kind, k, rows, 1, file.data(), name);
         if (is_draft != (head_of(weight.tensor) != nullptr)) throw std::string("a coarse copy where none is due, or none");
         Tensors tensors;
@@ -198,6 +198,35 @@ std::string try_huge_pages() {
         uintptr_t first, last;
         if (sscanf(line.c_str(), "%zx-%zx ", &first, &last) == 2) here = first <= base && base < last;
         if (here && !line.compare(0, 7, "VmFlags") && line.find(" hg") == std::string::npos) return "a large buffer has small pages";
+    }
+    return "";
+}
+
+// Any number of threads packs the same bytes, and a mapped file stays as it is.
+std::string try_threads() {
+    constexpr int blocks = 18, rows = 2001, experts = 2;
+    for (int kind = 0; kind < GGML_TYPE_COUNT; kind++) {
+        if (!type_of[kind]) continue;
+        const Type& type = *type_of[kind];
+        const size_t size = type.file_bytes * blocks * rows * experts;
+        void* file = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (file == MAP_FAILED) throw std::string("no memory can be mapped");
+        Random random;
+        fill((uint8_t*)file, type, blocks * rows * experts, random);
+        const std::vector<char> before((char*)file, (char*)file + size);
+        std::vector<char> first;
+        std::string wrong;
+        for (int threads : {1, 2, 3, 7}) {
+            specllama_kernels_enable(threads, false, threads != 1);
+            const Weight weight((ggml_type)kind, type.block * blocks, rows, experts, file);
+            const auto* data = (const char*)weight.tensor->data;
+            const std::vector<char> packed(data, data + packed_size(type, weight.tensor));
+            if (first.empty()) first = packed;
+            if (packed != first) wrong = std::string(type.name) + ": other bytes with " + std::to_string(threads) + " threads";
+        }
+        if (memcmp(before.data(), file, size)) wrong = std::string(type.name) + ": packing changes a mapped file";
+        munmap(file, size);
+        if (!wrong.empty()) return wrong;
     }
     return "";
 }
@@ -276,14 +305,15 @@ std::string try_all() {
                 if (auto wrong = try_product((ggml_type)kind, each, threads); !wrong.empty()) return wrong;
     }
     // Several packing threads, and more rows than a thread takes at once.
-    specllama_kernels_enable(3, false);
+    if (auto wrong = try_threads(); !wrong.empty()) return wrong;
+    specllama_kernels_enable(3, false, false);
     if (auto wrong = try_product(GGML_TYPE_Q8_0, {2001, 18, 3}, 3); !wrong.empty()) return wrong;
     for (ggml_type kind : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q6_K, GGML_TYPE_F16})
         for (const char* name : {"output.weight", "token_embd.weight"})
             if (auto wrong = try_coarse_head(kind, name); !wrong.empty()) return wrong;
-    specllama_kernels_enable(3, true);  // a matrix of another name has no coarse copy
+    specllama_kernels_enable(3, true, false);  // a matrix of another name has no coarse copy
     if (auto wrong = try_product(GGML_TYPE_Q8_0, {4100, 4, 3}, 3); !wrong.empty()) return wrong;
-    specllama_kernels_enable(3, false);
+    specllama_kernels_enable(3, false, false);
     if (auto wrong = try_left_out(); !wrong.empty()) return wrong;
     if (auto wrong = try_huge_pages(); !wrong.empty()) return wrong;
 

@@ -66,8 +66,8 @@ def test_every_address_is_handed_over_in_its_place(loaded: Callable[..., None]) 
     assert (entry_of.restype, entry_of.argtypes[1]) == (ctypes.c_char_p, pointer_to_text), "no address is cut"
     kernels.enable(3)
     kernels.enable(2, coarse_head=True)
-    kernels.enable(0)
-    assert switched == [(3, 0), (2, 1), (0, 0)]
+    kernels.enable(0, is_mapped=True)
+    assert switched == [(3, 0, 0), (2, 1, 0), (0, 0, 1)]
 
 
 def test_a_library_that_does_not_fit_is_told_with_its_reason(loaded: Callable[..., None]) -> None:

@@ -93,7 +93,7 @@ def test_weights_are_mapped_unless_that_keeps_them_twice(tmp_path: Path) -> None
 
     assert mapped(AS_IN_FILE, REPACK)
     assert not mapped(DEFAULT, REPACK)
-    assert not mapped(OWN, BUFFER_TYPE)
+    assert mapped(OWN, BUFFER_TYPE) is (sys.platform != "win32")  # pages are dropped once they are packed
 
 
 @pytest.mark.slow

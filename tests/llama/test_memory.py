@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def test_a_file_is_mapped_unless_many_weights_are_rearranged() -> None:
     assert plan(extra=()).use_mmap
     assert not plan(extra=("AMX",)).use_mmap
     assert not plan(extra=("SOMETHING_NEW",)).use_mmap
+    assert plan(extra=(BUFFER_TYPE, "AMX")).use_mmap is (sys.platform != "win32")
     assert plan(LoadOptions(use_mmap=True)).use_mmap
     assert not plan(LoadOptions(use_mmap=False), extra=()).use_mmap
     mostly_plain = dataclasses.replace(QWEN, weight_bytes={"q4_K": 28_000_000, "q5_0": 300_000_000, "f16": 9})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,9 @@ from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files.catalog import load_catalog
+from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT
+from specllama.llama.open import LoadProgress
 from specllama.llama.rollback import WINDOW
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup
@@ -231,6 +233,25 @@ def test_a_way_back_that_no_model_has_is_refused(ask: Ask) -> None:
     with pytest.raises(UsageError, match="truncation"):
         prepared(replace(ask, hardware=replace(ask.hardware, rollback="saved")))
     prepared(replace(ask, hardware=replace(ask.hardware, rollback="truncation")))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_target_and_draft_are_loaded_at_once_on_the_cpu(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool
+) -> None:
+    """Prevents: a short answer that waits for the draft; two models planned for the same memory of a GPU."""
+    ready, load, calls = prepared(ask), llama.load_together, list[int]()
+    build = replace(llama.build_info(), gpu_offload=on_gpu)
+
+    def loading(models: Sequence[tuple[Header, LoadOptions]], *, progress: LoadProgress) -> list[LlamaModel]:
+        calls.append(len(models))
+        return load(models, progress=progress)
+
+    monkeypatch.setattr(llama, "load_together", loading)
+    monkeypatch.setattr(llama, "build_info", lambda: build)
+    with load_models(ready, Listener(), Cancel()) as models:
+        assert models.loaded_draft is not None
+    assert calls == ([1, 1] if on_gpu else [2])
 
 
 def test_loading_reports_progress_over_both_files_and_can_be_stopped(ask: Ask) -> None:

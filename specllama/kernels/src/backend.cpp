@@ -4,6 +4,7 @@
 // products with `compute_forward`, inside the CPU's own graph and thread pool: no copies between devices, and no
 // threads of ours.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,8 +23,10 @@ namespace speck {
 namespace {
 
 constexpr size_t alignment = 64;
-int pack_threads = 1;  // 0: new weights are not packed; set before a model is loaded, one model at a time
-bool coarse_heads = false;  // models that are loaded from now on are drafts, see `Head`; set in the same way
+// Settings of the models that a thread loads; several threads may load at once.
+thread_local int pack_threads = 1;  // 0: their weights are not packed
+thread_local bool coarse_heads = false;  // they are drafts, see `Head`
+thread_local bool is_mapped = false;  // their files are mapped
 std::atomic<bool> attends{false};  // attention is ours, from the first packed weight on
 std::atomic<int64_t> n_packed{0};  // weights, so far
 constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
@@ -178,6 +181,13 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
     const int threads = size < single_thread_bytes ? 1 : std::max(pack_threads, 1);
     share_out(groups, threads, pack);
     if (Head::pays(tensor)) copy_coarsely(tensor, (const char*)data, threads);
+#ifdef MADV_DONTNEED  // the pages of a mapped file leave this process; they stay in the system's cache
+    if (is_mapped) {
+        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), end = ((uintptr_t)data + size) / page * page;
+        const uintptr_t begin = ((uintptr_t)data + page - 1) / page * page;
+        if (begin < end) madvise((void*)begin, end - begin, MADV_DONTNEED);
+    }
+#endif
     n_packed++;
     attends = true;
 }
@@ -583,11 +593,12 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char**
     return path->name;
 }
 
-// The weights of models that are loaded from now on are packed by so many threads; 0: they are not packed. `drafts`:
-// those models are drafts, whose logits may be coarse where they are low.
-SPECK_EXPORT void specllama_kernels_enable(int threads, int drafts) {
+// The weights of models that this thread loads from now on are packed by so many threads; 0: they are not packed.
+// `drafts`: those models are drafts, whose logits may be coarse where they are low. `mapped`: the files are mapped.
+SPECK_EXPORT void specllama_kernels_enable(int threads, int drafts, int mapped) {
     pack_threads = threads;
     coarse_heads = drafts != 0;
+    is_mapped = mapped != 0;
 }
 
 // The types that are packed, each with its packed bytes as a share of the file's: "f16 1.0000 q4_K 1.0278 ...".
