@@ -36,7 +36,7 @@ HORIZON = 32
 SHARE_WEIGHT = 8  # tokens; of the share 1 with which the steps without looked-up tokens begin
 BLIND_INVESTMENT, KNOWN_INVESTMENT = 0.5, 4.0
 
-PLAIN = DraftPlan()  # of a step in which nothing can be drafted
+PLAIN = DraftPlan()  # of a step in which nothing is drafted
 
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
 
@@ -196,10 +196,10 @@ class Controller:
             self._go_to(depth)
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
-        if lag is None and not offer:
+        self._come_to(depth)
+        if lag is None and not self._best_offer(offer[: min(limit, self.n_max)])[0]:
             self._step = None
             return PLAIN
-        self._come_to(depth)
         return self._begin_step(limit, offer, lag, looks=True).plan
 
     def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:

@@ -22,7 +22,7 @@ from specllama.core.types import (
     common_prefix,
 )
 from specllama.drafters.length import ConfidencePolicy
-from specllama.drafters.suffix import Continuation, LookupGuess, Match, SuffixIndex
+from specllama.drafters.suffix import LookupGuess, Match, SuffixIndex, evidence
 
 # Tokens indexed within one step, about 20 ms. A longer prompt is read over several steps.
 INDEXED_AT_ONCE = 4096
@@ -39,13 +39,6 @@ LOOKUP_P_MIN = 0.4
 LENGTH_EDGES = (2, 3, 4, 6, 8, 12, 16)  # matches between two edges are counted together
 N_PRIOR = 4.0  # samples that the prior counts as
 FADE = 0.99  # factor on the weight of older samples, per sample
-
-
-def _evidence(continuation: Continuation, n_seen: int) -> int:
-    """How often the continuation followed: 0 = sometimes, 1 = mostly, 2 = the only time, 3 = every time of several."""
-    if continuation.alone:
-        return 2 + (continuation.n_followed > 1)
-    return int(2 * continuation.n_followed >= n_seen)
 
 
 class _Record:
@@ -118,8 +111,9 @@ class LookupDrafter:
         match = self._index.match()
         guessed = self._index.favourite(match)
         if guessed is not None:
-            evidence = _evidence(guessed, self._index.n_seen(match) - 1)  # the place at the end has no successor
-            self._record.learn(match.length, evidence, right=guessed.token == token)
+            n_seen = self._index.n_seen(match) - 1  # the place at the end has no successor
+            found = evidence(guessed.n_followed, n_seen, alone=guessed.alone)
+            self._record.learn(match.length, found, right=guessed.token == token)
 
     def offer(self, tokens: Sequence[int], limit: int, max_leaves: int = 1) -> Iterator[LookupGuess]:
         """At most `limit` guesses of what follows `tokens`: a chain, or a trie of `max_leaves` leaves.
@@ -144,13 +138,9 @@ class LookupDrafter:
         """`_trie` with one leaf, without its heap: every step asks for it."""
         if not self.follow(tokens):
             return
-        match = self._index.match()
-        for depth in range(min(limit, TOKENS_PER_MATCHED * match.length)):
-            family = self._family(match, depth - 1, 1, at_end=depth == 0)
-            if not family:
-                return
-            guess, match = family[0]
-            yield guess
+        n_most = min(limit, TOKENS_PER_MATCHED * self._index.match().length)
+        for depth, seen in enumerate(self._index.chain(n_most)):
+            yield LookupGuess(seen.token, self._record.chance(seen.length, seen.evidence), depth - 1)
 
     def _trie(self, tokens: Sequence[int], limit: int, max_leaves: int) -> Iterator[LookupGuess]:
         """`offer`, of anything that followed earlier."""
@@ -192,7 +182,8 @@ class LookupDrafter:
         if favourite is None:
             return []
         n_seen = self._index.n_seen(match) - at_end  # the place at the end has no successor
-        chances = [(favourite.token, self._record.chance(match.length, _evidence(favourite, n_seen)))]
+        found = evidence(favourite.n_followed, n_seen, alone=favourite.alone)
+        chances = [(favourite.token, self._record.chance(match.length, found))]
         if width > 1 and not favourite.alone:
             n_left = n_seen - favourite.n_followed + 1
             for other in self._index.others(match, width - 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -26,6 +27,21 @@ class Continuation(NamedTuple):
     token: int
     n_followed: int  # times
     alone: bool  # no other token ever followed
+
+
+class Favourite(NamedTuple):
+    """A token that followed a match, the length of the match, and the `evidence` for the token."""
+
+    token: int
+    length: int
+    evidence: int
+
+
+def evidence(n_followed: int, n_seen: int, *, alone: bool) -> int:
+    """How often a token followed: 0 = sometimes, 1 = mostly, 2 = the only time, 3 = every time of several."""
+    if alone:
+        return 2 + (n_followed > 1)
+    return int(2 * n_followed >= n_seen)
 
 
 class LookupGuess(NamedTuple):
@@ -103,6 +119,24 @@ class SuffixIndex:
             state = links[state]
             if state == NOWHERE:
                 break
+
+    def chain(self, n: int) -> Iterator[Favourite]:
+        """What followed `continued` of the longest match most often, then what followed that, ...: at most `n` tokens.
+
+        The same as by `favourite` and `advance`, in one loop: it runs at every step.
+        """
+        state, length = self.match()
+        for depth in range(n):
+            while length and self._favourite[state] == NOWHERE:
+                state = max(self._link[state], ROOT)
+                length = self._length[state]
+            token = self._favourite[state]
+            if token == NOWHERE or not length:
+                return
+            following, n_seen = self._next[state], self._n_seen[state] - (depth == 0)  # the end has no successor
+            state = following[token]
+            yield Favourite(token, length, evidence(self._n_seen[state], n_seen, alone=len(following) == 1))
+            length += 1
 
     def match(self) -> Match:
         """The longest end of the text that also occurs earlier."""

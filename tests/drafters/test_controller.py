@@ -557,12 +557,13 @@ def test_equal_histories_lead_to_equal_decisions() -> None:
     assert decisions() == decisions()
 
 
-def test_a_step_in_which_nothing_can_be_drafted_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: the work of a plan at every step of a text in which nothing repeats itself."""
+def test_a_step_in_which_nothing_is_drafted_has_no_more_than_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: the record of a draft at every step of a text in which nothing repeats itself."""
     controller = Controller(FLAT)
     monkeypatch.setattr(Controller, "_begin_step", None)
-    assert controller.plan(16, depth=9999) == DraftPlan()
-    controller.observe(seen(0, 0))
+    for offer in ((), (0.0, 1.0)):
+        assert controller.plan(16, offer=offer, depth=9999) == DraftPlan()
+        controller.observe(seen(0, 0))
 
 
 def test_what_a_model_could_earn_is_computed_once_while_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:

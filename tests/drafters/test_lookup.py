@@ -16,7 +16,7 @@ from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.length import ConfidencePolicy, DraftLength
 from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
-from specllama.drafters.suffix import Continuation
+from specllama.drafters.suffix import evidence as evidence_of
 from tests.drafters.test_suffix import longest_match, texts
 from tests.fakes import FakeModel, RandomTable
 from tests.marks import looped
@@ -246,7 +246,7 @@ def test_evidence_tells_sometimes_mostly_once_and_always_apart(
     n_followed: int, n_seen: int, alone: bool, evidence: int
 ) -> None:
     """Two kinds of evidence counted as one, so that neither has the chance of its own."""
-    assert lookup_room._evidence(Continuation(7, n_followed, alone), n_seen) == evidence
+    assert evidence_of(n_followed, n_seen, alone=alone) == evidence
 
 
 CHANCES = [(length, evidence) for length in (1, 2, 3, 4, 6, 8, 12, 16) for evidence in range(4)]
@@ -292,7 +292,7 @@ def test_an_offer_is_the_one_that_a_search_through_the_text_finds(seed: int) -> 
         counts = Counter(followed := [text[i] for i in places(said) if i < len(text)])
         n_most = max(counts.values())
         token = [each for each in followed if counts[each] == n_most][-1]
-        evidence = lookup_room._evidence(Continuation(token, n_most, len(counts) == 1), len(places(said)) - (n == 0))
+        evidence = evidence_of(n_most, len(places(said)) - (n == 0), alone=len(counts) == 1)
         expected.append((token, record.chance(len(said), evidence)))
         said = [*said, token]
     assert [(guess.token, guess.confidence) for guess in begun(text).offer(text, 12)] == expected
