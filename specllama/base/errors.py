@@ -12,6 +12,7 @@ _HINTS: Mapping[int | None, str] = {
     errno.EISDIR: "name a file in it",
     errno.EFBIG: "use a smaller file",
     errno.EIO: "use a copy on another disk",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), "close other programs"),
 }
 
 

@@ -188,7 +188,10 @@ class FormatConstraint:
         return _State(mask)
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Move the matcher behind a path; False if the path does not fit."""
+        """Move the matcher behind a path; False if the path does not fit.
+
+        After a signal's exception in here the matcher may be a token ahead: the answer has ended, and with it this.
+        """
         wanted = [*self._line, *path]
         n_same = common_prefix(self._read, wanted)
         self._matcher.rollback(len(self._read) - n_same)

@@ -106,7 +106,9 @@ def template_of(name: str | None) -> str | None:
     if name is None or name in NAMED:
         return name and NAMED[name]
     if not os.path.exists(meant(name)):
-        raise UsageError(f"there is no chat template {name} (expected a file, or {', '.join(NAMED)})")
+        raise UsageError(
+            f"there is no chat template {name} (expected a file, or {', '.join(NAMED)})", hint="check the path"
+        )
     template = _read_file("--chat-template", name)
     if not template.strip():
         raise UsageError(f"the chat template {name} is empty", hint="to use none: --raw")

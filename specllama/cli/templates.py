@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -101,10 +102,10 @@ def template_names() -> list[str]:
 def find(name: str) -> PromptTemplate:
     """The template of this name, or of this file. Raises UsageError, ConfigError."""
     for path in [_path(name)] * bool(_NAME.fullmatch(name)) + [meant(name)]:
-        if path.is_file():
+        if os.path.isfile(path):  # also False for a name that is too long
             return _read(name, path)
     near = get_close_matches(name, template_names(), 1)
-    make = f"to make it: specllama templates {name} --edit" if _NAME.fullmatch(name) else ""
+    make = f"to make it: specllama templates {name} --edit" if _NAME.fullmatch(name) else "check the path"
     hint = f"did you mean {near[0]}?" if near else make
     raise UsageError(f"there is no template {name}", hint=hint)
 

@@ -139,7 +139,10 @@ def _read_source(table: _Table, model_file: str) -> Source:
         source = WheelSource(name, version, table.count("parts", most=MOST_PARTS) or 1, table.need("member", str))
         _check_patterns(source, table.where)
     elif "path" in table.data:
-        source = PathSource(Path(table.need("path", str)))
+        path = table.need("path", str)
+        if "\0" in path:
+            raise ConfigError(f"{table.where}: path has a null character, which no file name can have")
+        source = PathSource(Path(path))
     else:
         raise ConfigError(f"{table.where} has none of the keys hub, wheel, path")
     table.done()

@@ -80,7 +80,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from specllama.base import disk
-from specllama.base.errors import UsageError
 with disk.new_file(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

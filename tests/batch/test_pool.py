@@ -64,10 +64,12 @@ def assert_works(pool: Pool, n: int = 4) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_new_objects() -> None:
+def only_new_objects() -> Iterator[None]:
     """`greenlets` does not look through what other tests of the process made: a second for each test."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def greenlets() -> int:
@@ -550,7 +552,7 @@ def test_many_requests_leave_nothing_behind() -> None:
     try:
         answered(100)
         first = answered(200)
-        assert answered(200) - first < 4_000
+        assert answered(200) - first < 1_600  # a pointer for each request
     finally:
         tracemalloc.stop()
     assert greenlets() == before

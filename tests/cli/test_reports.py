@@ -166,7 +166,7 @@ def test_ctrl_c_behind_a_pipe_that_nobody_reads_loses_no_report(place: Place, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["bench lines", "check"])
+@pytest.mark.parametrize("command", ["bench lines", "check", "audit"])
 def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) -> None:
     """Prevents: minutes of measuring lost with the window or the connection in which they were started."""
     theirs, ours = os.openpty()

@@ -15,11 +15,12 @@ from specllama.base.jsonable import to_plain
 from specllama.batch.requests import RequestReader
 from specllama.chat import saved
 from specllama.chat.settings import Settings, to_json
+from specllama.cli import templates
 from specllama.cli.batch.source import RequestFile
 from specllama.cli.bench import command as bench
 from specllama.cli.chat import reading
 from specllama.cli.chat.input import Lines
-from specllama.cli.prompting import _read_file
+from specllama.cli.prompting import _read_file, template_of
 from specllama.files import models_toml
 from specllama.files.gguf_check import read_file
 from specllama.prompts import load as prompts
@@ -61,6 +62,8 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "/read": lambda path: reading.find(str(path)),
     "/read of several": lambda path: reading.find(f"{path} {path}"),
     "-m": read_file,
+    "--chat-template": lambda path: template_of(str(path)),
+    "--template": lambda path: templates.find(str(path)),
 }
 
 

@@ -160,6 +160,7 @@ MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
         ('[models."m-q8_0"]\nsources = [{ url = "x" }]', "source 1 has none of the keys hub, wheel, path"),
         ('[models."m-q8_0"]\nsources = [{ hub = "a/b", version = "1" }]', "source 1: unknown key 'version'"),
         ('[models."m-q8_0"]\nsources = [{ hub = "b" }]', "source 1: hub = 'b'"),
+        ('[models."m-q8_0"]\nsources = [{ path = "a\\u0000b" }]', "source 1: path has a null character"),
         ('[models."m-00002-of-00003"]\nsources = [{ hub = "a/b" }]', "is part 2 of 3"),
         ('[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]', "parts has 1 entry"),
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone.'),

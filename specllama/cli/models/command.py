@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import replace
@@ -282,7 +283,7 @@ def _new_models(catalog: Catalog, halves: list[Model], *, force: bool) -> tuple[
 def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
     file = meant(what)
-    if file.is_file():
+    if os.path.isfile(file):  # also False for a name that is too long
         if (same := hub.named_among(catalog.models.values(), file)) is not None:
             return same
         name = file.stem if file.suffix == ".gguf" else _name_inside(file)
@@ -290,7 +291,7 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     if what.removesuffix(".gguf") in catalog.models or "/" not in what:
         return catalog.model(what)
     if what.endswith(".gguf") and ":" not in what:
-        raise ModelFileError(f"{file} does not exist")
+        raise ModelFileError(f"{file} does not exist", hint="check the path")
     model = hub.repo_model(what, offline=offline)
     return hub.named_among(catalog.models.values(), model) or model
 
