@@ -310,7 +310,7 @@ def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a draft that is silently left out, or a minute of loading before the refusal."""
-    monkeypatch.setattr(llama, "load", None)
+    monkeypatch.setattr(llama, "load_together", None)
     foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
     with pytest.raises(PairError):
         opened((files[0], foreign))

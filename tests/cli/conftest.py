@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from specllama import llama
 from specllama.base.errors import BackendError
 from specllama.cli.app import main
 from specllama.cli.screen.terminal import END_FRAME
-from specllama.llama import LlamaModel, LoadOptions, tested_kernels
+from specllama.llama import Header, LlamaModel, LoadOptions, tested_kernels
 from specllama.llama import crash_test as probe
 from tests import tiny
 
@@ -139,13 +139,13 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[LoadOptions]:
     """The options of every model that is loaded; it is loaded with one thread and an f16 KV cache."""
     options_of: list[LoadOptions] = []
-    original = llama.load
+    original, calm = llama.load_together, {"n_threads": 1, "n_threads_batch": 1, "type_k": "f16", "type_v": "f16"}
 
-    def spy(path: Path, options: LoadOptions, **rest: Any) -> LlamaModel:
-        options_of.append(options)
-        return original(path, replace(options, n_threads=1, n_threads_batch=1, type_k="f16", type_v="f16"), **rest)
+    def spy(models: Sequence[tuple[Header, LoadOptions]], **rest: Any) -> list[LlamaModel]:
+        options_of.extend(options for _, options in models)
+        return original([(header, replace(options, **calm)) for header, options in models], **rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(llama, "load", spy)
+    monkeypatch.setattr(llama, "load_together", spy)
     return options_of
 
 

@@ -25,14 +25,14 @@ from pathlib import Path
 from specllama import llama
 from specllama.cli.app import main
 from specllama.base.errors import Interrupted
-load, gate = llama.load, Path(sys.argv[1])
-def slow(path, options, progress, **rest):
+load, gate = llama.load_together, Path(sys.argv[1])
+def slow(models, progress):
     while not gate.exists():
         if not progress(0.5) and "DEAF" not in os.environ:
             raise Interrupted("stopped")
         time.sleep(0.01)
-    return load(path, options, progress=progress, **rest)
-llama.load = slow
+    return load(models, progress=progress)
+llama.load_together = slow
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -511,21 +511,17 @@ def test_every_command_has_a_help_text(chat) -> None:
 
 
 @pytest.mark.parametrize("command", [["chat"], ["run", "abc", "-n", "3"]])
-@pytest.mark.parametrize("n_loaded", [1, 2])
 def test_ctrl_c_behind_the_last_progress_of_a_load_is_heard(
-    specllama: Callable[..., Result], pair: Pair, monkeypatch: pytest.MonkeyPatch, command: list[str], n_loaded: int
+    specllama: Callable[..., Result], pair: Pair, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     """A Ctrl-C that is ignored: a piped chat went on waiting for a message."""
-    load, n_calls = llama.load, 0
+    load = llama.load_together
 
-    def interrupted(*args: Any, **options: Any) -> llama.LlamaModel:
-        nonlocal n_calls
-        model = load(*args, **options)
-        n_calls += 1
-        if n_calls == n_loaded:
-            signal.raise_signal(signal.SIGINT)
-        return model
+    def interrupted(*args: Any, **options: Any) -> list[llama.LlamaModel]:
+        models = load(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return models
 
-    monkeypatch.setattr(llama, "load", interrupted)
+    monkeypatch.setattr(llama, "load_together", interrupted)
     found = specllama(*command, *pair.options)
     assert (found.code, found.out) == (INTERRUPTED, "")

@@ -61,7 +61,7 @@ def test_a_pair_that_fits_is_0_without_loading_weights(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: exit codes that a script cannot use; loading weights to read two headers."""
-    monkeypatch.setattr(llama, "load", never_load)
+    monkeypatch.setattr(llama, "load_together", never_load)
     result = check(specllama, pair.target, pair.draft)
     assert (result.code, result.err) == (0, "")
     assert "FAIL" not in result.out
@@ -431,7 +431,7 @@ def test_a_pair_that_does_not_fit_is_not_probed(
     specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: measuring a pair that was refused."""
-    monkeypatch.setattr(llama, "load", never_load)
+    monkeypatch.setattr(llama, "load_together", never_load)
     foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
     result = check(specllama, pair.target, foreign, "--probe", "--json")
     assert (result.code, json.loads(result.out)["probe"]) == (1, None)

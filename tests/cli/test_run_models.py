@@ -54,7 +54,7 @@ def test_errors_come_before_weights_are_loaded(
     specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, error: str
 ) -> None:
     """Prevents: a minute of loading before the error; a draft that is silently left out (FIELD_CASES 15, 20, 27)."""
-    monkeypatch.setattr(llama, "load", lambda *_args, **_options: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(llama, "load_together", lambda *_args, **_options: pytest.fail("weights were loaded"))
     places = {
         "target": pair.target,
         "draft": pair.draft,
