@@ -152,6 +152,15 @@ void copy_coarsely(ggml_tensor* tensor, const char* data, int threads) {
     head.spread = std::sqrt(std::accumulate(lost.begin(), lost.end(), 0.0) / ((double)n * tensor->ne[1]));
 }
 
+#ifdef MADV_DONTNEED
+// The pages that lie wholly in the data.
+void advise_pages(const void* data, size_t size, int advice) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), end = ((uintptr_t)data + size) / page * page;
+    const uintptr_t begin = ((uintptr_t)data + page - 1) / page * page;
+    if (begin < end) madvise((void*)begin, end - begin, advice);
+}
+#endif
+
 void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
     const Type* type = packable(tensor);
     if (!type) {  // a tensor that is no matrix of ours stays as it is
@@ -178,15 +187,14 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
             type->pack(rows, row_bytes, blocks, (char*)tensor->data + g * blocks * type->packed_bytes);
         }
     };
+#ifdef MADV_NOHUGEPAGE  // a huge page would be mapped again, whole, when one of the tensor's neighbours is read
+    if (is_mapped) advise_pages(data, size, MADV_NOHUGEPAGE);
+#endif
     const int threads = size < single_thread_bytes ? 1 : std::max(pack_threads, 1);
     share_out(groups, threads, pack);
     if (Head::pays(tensor)) copy_coarsely(tensor, (const char*)data, threads);
 #ifdef MADV_DONTNEED  // the pages of a mapped file leave this process; they stay in the system's cache
-    if (is_mapped) {
-        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), end = ((uintptr_t)data + size) / page * page;
-        const uintptr_t begin = ((uintptr_t)data + page - 1) / page * page;
-        if (begin < end) madvise((void*)begin, end - begin, MADV_DONTNEED);
-    }
+    if (is_mapped) advise_pages(data, size, MADV_DONTNEED);
 #endif
     n_packed++;
     attends = true;
