@@ -29,12 +29,12 @@ PROMISING = 0.9
 PROBE_TOKENS = 16  # of a model that holds nothing, half are context: `model.PROBE_CONTEXT`
 
 # Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
-# of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1), and KNOWN_INVESTMENT
-# if the pair is known: this answer may be one of the bad ones. A long prompt costs tens.
+# of the answer is unknown. With an unknown pair it may cost BLIND_INVESTMENT at most, in T(1), before the first sample.
+# A long prompt costs tens.
 DEPTH_STEP = 256  # tokens of context after which T(n) is computed anew
 HORIZON = 32
 SHARE_WEIGHT = 8  # tokens; of the share 1 with which the steps without looked-up tokens begin
-BLIND_INVESTMENT, KNOWN_INVESTMENT = 0.5, 4.0
+BLIND_INVESTMENT = 0.5
 
 PLAIN = DraftPlan()  # of a step in which nothing is drafted
 
@@ -272,8 +272,7 @@ class Controller:
     def _worth_catching_up(self, lag: int, rate: float, rival: float) -> bool:
         """True if reading `lag` tokens pays, to emit tokens at `rate` instead of `rival`."""
         cost = self._catching_up(lag)
-        investment = BLIND_INVESTMENT if self.calibration.blind else KNOWN_INVESTMENT
-        if self.calibration.empty and cost > investment:
+        if self.calibration.blind and cost > BLIND_INVESTMENT:
             return False
         return cost <= self._saving(rate, rival)
 

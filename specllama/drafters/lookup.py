@@ -47,7 +47,7 @@ class _Record:
     def __init__(self) -> None:
         # Prior: a match of one token says little, a long one nearly all; n/(n+2) has that shape.
         by_length = [length / (length + 2.0) for length in (1, *LENGTH_EDGES)]
-        by_evidence = (0.4, 0.8, 0.9, 1.0)
+        by_evidence = (0.25, 0.4, 1.0, 1.1)  # measured: 64 answers of the default pair
         self._prior = [[length * evidence for evidence in by_evidence] for length in by_length]
         self._n = [[0.0] * 4 for _ in by_length]
         self._n_right = [[0.0] * 4 for _ in by_length]

@@ -17,7 +17,7 @@ from specllama.chat import template
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.types import Cancel, Drafter, DraftPolicy, LanguageModel
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, TREE, DraftSettings
-from specllama.drafters.calibration import Calibration
+from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile, rows_of
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.drafters.tree_controller import TreeController
@@ -86,6 +86,7 @@ class Choice:
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
     measure: bool = True  # see `Drafting`
+    recommended: bool = False  # it is a pair of models.toml
     n_wanted: int = 0  # tokens of context to have at least, as far as the target was trained for them
 
     def context(self, target: Header) -> int:
@@ -137,6 +138,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
         hardware=hardware,
         offline=names.offline,
         measure=drafting.measure,
+        recommended=not names.target and names.target_repo is None,
     )
 
 
@@ -241,6 +243,7 @@ class Setup:
     stale: str = ""  # why the profile of `tune` is not used
     model_strategy: str = SIMPLE  # see `Choice`
     any_strategy: bool = False  # see `Choice`
+    recommended: bool = False  # see `Choice`
     measures: bool = False  # there is no profile, and one is to be made once the models are loaded
     completes: bool = False  # the profile `is_partial` or `is_due`: costs are to be measured when no answer waits
     untuned: ProfileKey | None = None  # `subject` before a profile or the memory changed the draft and the options
@@ -268,7 +271,8 @@ class Setup:
         if not self.length.is_auto:
             return None
         profile = self.profile
-        calibration = Calibration(None if profile is None else profile.prior(greedy=greedy))
+        prior = Prior() if profile is None else profile.prior(greedy=greedy)
+        calibration = Calibration(replace(prior, known=prior.known or self.recommended))
         costs = self.assumed_costs if profile is None else profile.costs
         kind = TreeController if (strategy or self.strategy) == TREE else Controller
         return kind(costs, n_max=self.length.longest, calibration=calibration)
@@ -374,7 +378,14 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         rpc=hardware.rpc,
     )
     setup = Setup(
-        target, draft, options, hardware, choice.strategy, choice.length, model_strategy=choice.model_strategy
+        target,
+        draft,
+        options,
+        hardware,
+        choice.strategy,
+        choice.length,
+        model_strategy=choice.model_strategy,
+        recommended=choice.recommended,
     )
     if choice.any_strategy:
         setup = _translated_if_tuned(setup)

@@ -22,7 +22,6 @@ from specllama.drafters.controller import (
     FIRST_GAP,
     GAP_PER_PROBE_COST,
     HORIZON,
-    KNOWN_INVESTMENT,
     LEAST_RATE,
     PROBE_TOKENS,
     PROMISING,
@@ -157,7 +156,7 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
 def test_the_figures_are_those_of_the_page() -> None:
     """docs/controller.md with other figures than the code."""
     assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST, PROMISING) == (1.02, 8, 20, 192, 0.9)
-    assert (HORIZON, SHARE_WEIGHT, BLIND_INVESTMENT, KNOWN_INVESTMENT) == (32, 8, 0.5, 4)
+    assert (HORIZON, SHARE_WEIGHT, BLIND_INVESTMENT) == (32, 8, 0.5)
 
 
 def test_old_samples_fade() -> None:
@@ -444,12 +443,12 @@ def test_a_long_prompt_is_not_read_before_the_first_probe() -> None:
 
 @pytest.mark.parametrize(("acceptance", "is_read"), [(0.9, True), (0.05, False)])
 def test_what_is_known_of_a_pair_decides_whether_its_draft_reads_the_prompt(acceptance: float, is_read: bool) -> None:
-    """Prevents: eight plain tokens at the start of every answer, although `tune` found that drafts pay."""
-    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
+    """Prevents: eight plain tokens and a probe at the start of every answer, although `tune` found that drafts pay."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 40.0)))
     for is_known in (False, True):
         controller = Controller(profile, calibration=Calibration(Prior(acceptance, 0.3, 0.65, known=is_known)))
-        assert bool(controller.plan(8, lag=80).n_drawn) == (is_read and is_known)
-        assert not controller.plan(8, lag=800).n_drawn, "that costs a quarter of a short answer"
+        assert bool(controller.plan(8, lag=400).n_drawn) == (is_read and is_known)  # costs 16 T(1)
+        assert not controller.plan(8, lag=800).n_drawn, "that costs more than it saves in a short answer"
 
 
 def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:

@@ -183,8 +183,8 @@ def test_the_first_token_of_an_answer_teaches() -> None:
     """A few drafted tokens in each answer of a chat that are never counted."""
     answered, read = begun([1, 2, 3, 1]), begun([1, 2, 3, 1, 3])
     (after_one_miss,), (prior,) = (list(drafter.offer([1, 2, 3, 1, 3], 1)) for drafter in (answered, read))
-    assert (prior.token, prior.confidence) == (1, pytest.approx(0.3))
-    assert (after_one_miss.token, after_one_miss.confidence) == (1, pytest.approx(4 * 0.3 / (4 + 1)))
+    assert (prior.token, prior.confidence) == (1, pytest.approx(1 / 3))
+    assert (after_one_miss.token, after_one_miss.confidence) == (1, pytest.approx(4 / 3 / (4 + 1)))
 
 
 @pytest.mark.parametrize("n_given", [0, 1, 2])
@@ -303,10 +303,10 @@ def test_chances_before_and_after_samples_are_those_of_the_definitions() -> None
     record = lookup_room._Record()
     for length in range(1, 40):
         counted = max(each for each, _ in CHANCES if each <= length)
-        expected = [share * counted / (counted + 2) for share in (0.4, 0.8, 0.9, 1.0)]
+        expected = [share * counted / (counted + 2) for share in (0.25, 0.4, 1.0, 1.1)]
         assert [record.chance(length, evidence) for evidence in range(4)] == pytest.approx(expected)
     record.learn(2, 3, right=True)
-    assert record.chance(2, 3) == pytest.approx((4 * 0.5 + 1) / (4 + 1)), "the prior counts as four samples"
+    assert record.chance(2, 3) == pytest.approx((4 * 0.55 + 1) / (4 + 1)), "the prior counts as four samples"
     for right, n in ((True, 2000), (False, 69)):
         for _ in range(n):
             record.learn(2, 3, right=right)

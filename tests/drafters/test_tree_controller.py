@@ -142,11 +142,12 @@ def test_the_same_answers_give_the_same_trees() -> None:
 
 def test_the_first_probe_of_a_model_that_must_catch_up_comes_soon() -> None:
     """A long prompt that is never read, because trees do not probe."""
-    policy = controller()
-    assert policy.plan_tree(Situation(16, 8, lag=3000)).n_drawn == 0
+    costs = CostProfile(verify=FLAT, draft=((1, 0.1), (8, 0.12)))
+    policy = TreeController(costs, calibration=Calibration(Prior()))  # of an unknown pair
+    assert policy.plan_tree(Situation(16, 8, lag=300)).n_drawn == 0
     for _ in range(FIRST_GAP):
         policy.observe(seen((), ()))
-        plan = policy.plan_tree(Situation(16, 8, lag=3000))
+        plan = policy.plan_tree(Situation(16, 8, lag=300))
     assert plan.probe == PROBE_TOKENS
 
 

@@ -14,7 +14,7 @@ from specllama.base.disk import size_text
 from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageError
 from specllama.chat.settings import strategies
 from specllama.core.types import Cancel
-from specllama.drafters.controller import CostProfile
+from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.llama import Header, LlamaModel, LoadOptions
@@ -76,9 +76,19 @@ def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() ->
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
     assert choice.length == DraftLength.auto(TUNED)
     assert choice.n_ctx == pair.defaults.n_ctx
+    assert choice.recommended
     chosen = choose(Ask(drafting=Drafting(length=DraftLength(7)), hardware=Hardware(n_ctx=99)), Listener())
     assert (chosen.length, chosen.n_ctx) == (DraftLength(7), 99)
     assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None
+
+
+def test_the_draft_of_a_recommended_pair_is_known_to_be_good(ask: Ask) -> None:
+    """Prevents: a first answer whose draft waits for a probe, although models.toml recommends the pair."""
+    assert not choose(ask, Listener()).recommended
+    for recommended in (False, True):
+        policy = replace(prepared(ask), length=DraftLength.auto(TUNED), recommended=recommended).policy(greedy=True)
+        assert isinstance(policy, Controller)
+        assert policy.calibration.blind != recommended
 
 
 def test_lookup_and_a_draft_together_are_the_chain() -> None:
