@@ -96,6 +96,10 @@ def run(
     with closing(llama.load_vocabulary(setup.target.header)) as vocab:
         read = rendered(parts, vocab, setup.target.template, out)
         require_room(read.tokens, setup, sampling.predict)
+    if not (ask.names.draft or ask.names.draft_repo):
+        setup = pair_setup.for_short_answer(
+            setup, n_predict=sampling.predict, n_prompt=len(read.tokens), greedy=params.greedy
+        )
     pair_setup.require_fit(setup, listener)
     say_profile(setup, ask.names, out)
     cut = _answer(
@@ -220,7 +224,8 @@ def _answer(
             kind = RecordView if out.format == "json" else AnswerView
             view = kind(out, answer, figures, live=live)
         # Masks and forced tokens say nothing of free text.
-        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=seeded or form is not None)
+        unlike = seeded or form is not None
+        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=unlike, load_s=models.load_s)
         finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
         setup = lesson.learned()
         if out.format == "json":

@@ -44,7 +44,9 @@ def say_measured(work: FirstUse, output: Output, names: Names | None = None) -> 
 
 def say_profile(setup: Setup, names: Names, output: Output) -> None:
     """One line before an answer about a draft that is not used, or, in text form, about a tuned pair."""
-    if unused := unused_draft(setup, names):
+    if setup.too_short:
+        output.detail(unused_draft(setup, names))
+    elif unused := unused_draft(setup, names):
         if output.format != "json":  # it is among the notices
             output.note(unused)
     elif output.format == "human" and setup.profile is not None and setup.profile.source != "use":

@@ -276,6 +276,11 @@ class Controller:
             return False
         return cost <= self._saving(rate, rival)
 
+    def saves(self, n_tokens: int, n_prompt: int) -> float:
+        """T(1) that the model is expected to save in an answer, with the reading of the prompt; below 0 for a loss."""
+        _, rate = self._best_model((), self.n_max, self.calibration.typical)
+        return n_tokens * (1.0 - 1.0 / rate) - self._catching_up(n_prompt)
+
     def _worth_probing(self, lag: int, rival: float) -> bool:
         """True if a promising model would save more than the probe and reading `lag` tokens cost."""
         _, rate = self._best_model((), self.n_max, max(PROMISING, self.calibration.typical))

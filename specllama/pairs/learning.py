@@ -242,15 +242,19 @@ def _shifted(costs: CostProfile, drift: Mapping[int, float], draft: float) -> Co
 class Lesson:
     """Follows one answer, and teaches its profile afterwards. Made before the answer's first step."""
 
-    def __init__(self, setup: Setup, policy: DraftPolicy | None, *, greedy: bool, seeded: bool = False) -> None:
+    def __init__(
+        self, setup: Setup, policy: DraftPolicy | None, *, greedy: bool, seeded: bool = False, load_s: float = 0.0
+    ) -> None:
         """`policy`: what decides in this answer; only a `Controller` learns.
 
         `seeded`: the user fixed the seed, or the answer's format: such an answer teaches nothing.
+        `load_s`: seconds that loading the models for this answer took.
         """
         self._setup = setup
         self._controller = policy if isinstance(policy, Controller) else None
         self._greedy = greedy
         self._teaches = not seeded
+        self._load_s = load_s
         self._passes = Passes()
         if self._controller is not None:
             self._controller.calibration.judged = Tally()
@@ -285,10 +289,11 @@ class Lesson:
         judged = controller.calibration.judged
 
         def learn(profile: Profile) -> Profile:
-            return learned(profile, self._passes, judged, greedy=self._greedy)
+            profile = learned(profile, self._passes, judged, greedy=self._greedy)
+            return replace(profile, loads=profile.loads.seen(self._load_s, with_draft=setup.draft is not None))
 
         profile = learn(before)
-        if profile == before or profile.evidence == Evidence():
+        if profile == before or (setup.profile is None and profile.evidence == Evidence()):
             return setup
         with suppress(OSError, SpecllamaError):  # another process may have changed it meanwhile
             if setup.profile is None:

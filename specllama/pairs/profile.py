@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -93,6 +93,24 @@ class Evidence:
     n_answers: int = 0  # that taught since the costs were last measured
 
 
+@dataclass(frozen=True, slots=True)
+class LoadSeconds:
+    """The least seconds that loading took, so that reading from a cold disk does not count for good; 0 = not seen."""
+
+    both: float = 0.0  # target and draft
+    target: float = 0.0  # alone
+
+    def of_draft(self, share: float) -> float:
+        """What the draft adds; 0 if it is not known. `share`: its bytes among those of both files."""
+        return max(self.both - self.target, 0.0) if self.target else share * self.both
+
+    def seen(self, seconds: float, *, with_draft: bool) -> LoadSeconds:
+        """These, after one more load."""
+        name = "both" if with_draft else "target"
+        least = min(filter(None, (getattr(self, name), seconds)), default=0.0)
+        return replace(self, **{name: least})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The costs of passes, the value of drafts, and the way of loading that they hold for."""
@@ -110,6 +128,7 @@ class Profile:
     plain_path: KernelPath | None = None  # the fastest for plain decoding; None in older profiles
     habits: tuple[Habit, ...] = ()  # learned from answers; they replace those of the classes
     evidence: Evidence = Evidence()
+    loads: LoadSeconds = LoadSeconds()
     doubted: bool = False  # measured once on a busy machine that the draft cannot pay: not used
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 
 from specllama import llama
 from specllama.base.disk import FetchWatch, Silent, size_text
@@ -40,6 +40,8 @@ from specllama.pairs.profile import LOOKUP_ALONE, Profile, ProfileKey
 
 N_CTX = 4096  # unless an option or the pair says otherwise
 LEAVES = 16  # most of a tree: each is a sequence in llama.cpp's cache
+# Of the time that a profile expects a draft to save: answers of benchmarks/README.md save about half of it.
+LIKELY = 0.5
 FREE_SHARE = 0.9  # of the free memory: what a context of 0 may take
 
 
@@ -246,6 +248,7 @@ class Setup:
     recommended: bool = False  # see `Choice`
     measures: bool = False  # there is no profile, and one is to be made once the models are loaded
     completes: bool = False  # the profile `is_partial` or `is_due`: costs are to be measured when no answer waits
+    too_short: str = ""  # why no draft is loaded for an answer of so few tokens
     untuned: ProfileKey | None = None  # `subject` before a profile or the memory changed the draft and the options
 
     @property
@@ -471,6 +474,27 @@ def by_profile(setup: Setup, profile: Profile, *, may_look: bool = False) -> Set
     )
 
 
+def for_short_answer(setup: Setup, *, n_predict: int, n_prompt: int, greedy: bool) -> Setup:
+    """`setup` without a draft that is expected to save less time in `n_predict` tokens than its loading takes.
+
+    By the profile alone, so the same profile decides the same. Costs that are due to be measured need the draft.
+    """
+    profile, draft, policy = setup.profile, setup.draft, setup.policy(greedy=greedy)
+    if not setup.any_strategy or setup.completes or draft is None or profile is None or n_predict < 0:
+        return setup
+    assert isinstance(policy, Controller), "a profile decides the draft length"
+    share = draft.header.n_file_bytes / (draft.header.n_file_bytes + setup.target.header.n_file_bytes)
+    load_s = profile.loads.of_draft(share)
+    saved_s = max(LIKELY * profile.step_s * policy.saves(n_predict, n_prompt), 0.0)
+    if saved_s >= load_s:
+        return setup
+    why = (
+        f"only lookups draft, because the draft would save about {saved_s:.1f} s in {counted(n_predict, 'token')} and "
+        f"loading it takes {load_s:.1f} s"
+    )
+    return replace(setup, draft=None, strategy=LOOKUP_ALONE, too_short=why)
+
+
 def _unmeasured(setup: Setup, listener: Listener, *, measure: bool) -> Setup:
     """`setup` without a profile: only lookups draft, if it may choose. The draft is loaded to be measured."""
     setup = replace(setup, measures=measure and setup.draft is not None)
@@ -577,6 +601,7 @@ class Models:
     draft: DraftModel | None  # in the target's token ids
     loaded_draft: LlamaModel | None  # the same, in its own token ids
     _owned: ExitStack = field(default_factory=ExitStack)
+    load_s: float = 0.0  # seconds that loading them took
 
     def watch(self, cancel: Cancel) -> None:
         """Stop a long computation of either model when `cancel` is set."""
@@ -610,7 +635,7 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
     Raises as `llama.load`, and Interrupted if `cancel` is set.
     """
     n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
-    adapted, loaded = None, list[LlamaModel]()
+    adapted, loaded, began = None, list[LlamaModel](), perf_counter()
 
     def load(*models: tuple[Header, LoadOptions]) -> None:
         n_before = sum(model.header.n_file_bytes for model in loaded)
@@ -638,7 +663,8 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
             owned.callback(adapted.close)
         if cancel.is_set():  # set after the last call of `progress`
             raise Interrupted("loading was stopped on request")
-        models = Models(loaded[0], adapted, loaded[1] if adapted else None, owned.pop_all())
+        draft = loaded[1] if adapted else None
+        models = Models(loaded[0], adapted, draft, owned.pop_all(), perf_counter() - began)
     for role, model in (("target", models.target), ("draft", models.loaded_draft)):
         if model is not None:
             size = f"{counted(model.n_ctx, 'token')} of context"

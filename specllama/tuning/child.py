@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
 from specllama.pairs.draft_in_target_ids import in_target_ids
-from specllama.pairs.profile import ProfileKey, Threads
+from specllama.pairs.profile import LoadSeconds, ProfileKey, Threads
 from specllama.prompts.load import sample_prompts
 from specllama.tuning import traces
 from specllama.tuning.costs import (
@@ -98,6 +98,7 @@ class Measured:
     threads: Threads | None = None  # used here; None = those of the subject
     noise: float = 0.0  # `costs.spread`, the median over the passes
     n_spelled: float = 1.0  # draft tokens for one target token, in the answers, or without answers in the prompts
+    loads: LoadSeconds = field(default_factory=LoadSeconds)  # of target and draft, one after the other
     attention: float | None = None  # see `costs.attention`; None = not asked for, or no time for a long context
 
 
@@ -108,9 +109,10 @@ def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> P
 class Bench:
     """The loaded target and draft of one child, and the text to measure with."""
 
-    def __init__(self, job: MeasureJob, target: LlamaModel, draft: LlamaModel | None) -> None:
+    def __init__(self, job: MeasureJob, target: LlamaModel, draft: LlamaModel | None, loads: LoadSeconds) -> None:
         self.job = job
         self.target = target
+        self.loads = loads
         self.draft: LlamaModel | TranslatedModel | None = None
         self._own_draft = draft
         if draft is not None:
@@ -251,6 +253,7 @@ def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
         threads=threads,
         noise=median(map(spread, samples)) if samples else 0.0,
         n_spelled=bench.n_spelled(answers),
+        loads=bench.loads,
     )
 
 
@@ -311,12 +314,14 @@ def load(job: MeasureJob, tell: Tell = lambda what, share: None) -> Bench:
     """Load the job's models. Raises what `llama.load` raises."""
     subject, n_ctx = job.subject, DEEP + max(DEEP_ROWS) if job.deep else N_CTX
     both = LOADED if subject.draft is None else LOADED / 2
-    progress = _part(tell, "loading", 0.0, both)
+    progress, began_s = _part(tell, "loading", 0.0, both), perf_counter()
     target = _open(subject.target, subject.target_options, job.way.target, n_ctx, progress)
+    loads = LoadSeconds(target=perf_counter() - began_s)
     draft = None
     if subject.draft is not None:
         draft = open_draft(job, subject.draft, _part(tell, "loading", both, LOADED))
-    return Bench(job, target, draft)
+        loads = replace(loads, both=perf_counter() - began_s)
+    return Bench(job, target, draft, loads)
 
 
 def child(job: MeasureJob, tell: Tell) -> Measured:

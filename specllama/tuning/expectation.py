@@ -43,7 +43,9 @@ def _break_even(costs: CostProfile) -> str:
 
 
 def unused_draft(setup: Setup, names: Names) -> str:
-    """Why a draft that `names` holds is not loaded; empty if it is, and without a name."""
+    """Why a draft is not loaded: one that `names` holds, or any for so short an answer; else empty."""
+    if setup.too_short and setup.profile is not None:
+        return f"{setup.profile.origin}: {setup.too_short}"
     is_named = names.pair or names.draft or names.draft_repo
     if not is_named or setup.profile is None or setup.draft is not None or setup.subject.draft is None:
         return ""

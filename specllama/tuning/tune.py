@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from specllama.drafters import SIMPLE
 from specllama.drafters.controller import CostProfile, Points, cost_at
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import derived as drafts
-from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
+from specllama.pairs.profile import ClassFigures, LoadSeconds, Profile, ProfileKey, Threads
 from specllama.tuning import traces
 from specllama.tuning.budget import Budget
 from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
@@ -83,6 +83,7 @@ class MeasuredDraft:
     n_spelled: float = 1.0  # draft tokens for one target token
     noise: float = 0.0  # see `Measured`
     is_cut: bool = False  # it knows only some of the tokens
+    loads: LoadSeconds = field(default_factory=LoadSeconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +315,7 @@ class Tuning:
         self.failures += failures
         one, derived = found[0], drafts.read(path)
         is_cut = derived is not None and derived.recipe.n_vocab > 0
-        draft = MeasuredDraft(path, tuple(layouts), one.traces, one.n_spelled, one.noise, is_cut)
+        draft = MeasuredDraft(path, tuple(layouts), one.traces, one.n_spelled, one.noise, is_cut, one.loads)
         self._others.append(draft)
         return draft
 
@@ -336,7 +337,7 @@ class Tuning:
         noise = fmean(each.noise for each in self._all_visits)
         return Findings(
             layouts,
-            (MeasuredDraft(None, layouts, judged.traces, judged.n_spelled, noise), *self._others),
+            (MeasuredDraft(None, layouts, judged.traces, judged.n_spelled, noise, loads=judged.loads), *self._others),
             tuple(self.failures),
             self._drift,
             self.threads,
@@ -383,6 +384,7 @@ def choose(found: Findings, *, quick: bool) -> Profile:
                 threads=found.threads,
                 derived=draft.path,
                 strategy=found.strategy,
+                loads=draft.loads,
             )
             # Speed over plain decoding on its fastest path.
             score = mean_speed(profile.classes) if profile.classes else fastest.step_s / profile.step_s

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from specllama.base.errors import Interrupted
 from specllama.cli.chat import command
 from specllama.cli.chat.answering import ChatState
 from specllama.core.types import Cancel
+from specllama.files.catalog import user_file
 from specllama.llama import LoadOptions
 from specllama.pairs import learning
 from specllama.pairs import profile as profile_module
@@ -170,6 +172,33 @@ def test_an_answer_teaches_the_next_unless_its_seed_was_fixed(
         for options in ({"seed": 1}, {}, {"temperature": 0.0, "seed": 1}):
             loaded.answer("abc", raw=True, max_tokens=5, **options)
     assert cost("--temp", "1", "-s", "3") == pytest.approx(first + 0.02)
+
+
+def test_a_short_answer_loads_no_draft_unless_it_is_named(specllama: Run, pair: Pair, own_home: Path) -> None:
+    """Prevents: seconds of loading for a draft that saves less in so few tokens, or no word about it."""
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text(
+        f'[models.big]\nsources = [{{ path = "{pair.target}" }}]\n'
+        f'[models.little]\nsources = [{{ path = "{pair.draft}" }}]\n'
+        '[pairs.toy]\ntarget = "big"\ndraft = "little"\n'
+    )
+
+    def answered(*args: str, n_predict: int = 1) -> dict[str, Any]:
+        words = ("--raw", "abcabcabc", "-n", str(n_predict), "-c", "256", "-t", "1", "--json", *ENDLESS, *args)
+        return record_of(specllama("run", *words))
+
+    first = answered("--pair", "toy")
+    assert first["models"]["draft"] is not None
+    second = answered("--pair", "toy")
+    assert second["profile"]["loads"]["both"] > 0.0
+    assert (second["models"]["draft"], second["settings"]["spec_type"]) == (None, "lookup")
+    assert [("loading it takes" in each) for each in second["notices"]] == [True]
+    third = answered("--pair", "toy")
+    assert 0.0 < third["profile"]["loads"]["target"] <= third["profile"]["loads"]["both"]
+    assert answered("-m", "big", "-md", "little")["models"]["draft"] is not None
+    words = ["run", "--pair", "toy", "--raw", "abc", "-n", "1", "-c", "256", "-t", "1"]
+    assert "loading it takes" in specllama(*words, "-v").err
+    assert "loading it takes" not in specllama(*words).err
 
 
 def test_costs_are_looked_at_again_unless_the_seed_was_fixed(

@@ -20,7 +20,7 @@ from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import DEFAULT
 from specllama.pairs import profile as profiles
 from specllama.pairs.learning import MOST_WEIGHT, Passes, learned
-from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
+from specllama.pairs.profile import ClassFigures, LoadSeconds, Profile, ProfileKey
 from specllama.tuning.forecast import speedup
 
 VERIFY: Points = ((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0))
@@ -234,6 +234,16 @@ def test_two_processes_teach_one_profile(subject: ProfileKey) -> None:
     path.write_text("[]")
     assert profiles.update(subject, newer, lambda kept: kept) is None
     assert json.loads(path.read_text()) == []
+
+
+def test_the_fastest_loads_are_kept_with_and_without_a_draft() -> None:
+    """Prevents: a cold disk at the first use that counts for good; the target's load taken for that of both."""
+    seen = LoadSeconds()
+    for seconds, with_draft in ((9.0, True), (2.0, True), (3.0, True), (1.5, False), (4.0, False), (0.0, True)):
+        seen = seen.seen(seconds, with_draft=with_draft)
+    assert seen == LoadSeconds(both=2.0, target=1.5)
+    assert (seen.of_draft(0.25), LoadSeconds(both=2.0).of_draft(0.25), LoadSeconds().of_draft(0.25)) == (0.5, 0.5, 0.0)
+    assert LoadSeconds(both=1.0, target=1.5).of_draft(0.25) == 0.0
 
 
 def test_a_width_that_answers_show_is_no_longer_assumed() -> None:

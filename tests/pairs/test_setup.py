@@ -24,8 +24,8 @@ from specllama.llama.rollback import WINDOW
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
-from specllama.pairs.profile import ClassFigures, Profile
-from specllama.pairs.setup import Choice, Listener, Setup, choose, load_models, prepare, require_fit
+from specllama.pairs.profile import LOOK_AFTER, ClassFigures, Evidence, LoadSeconds, Profile
+from specllama.pairs.setup import Choice, Listener, Setup, choose, for_short_answer, load_models, prepare, require_fit
 from tests import tiny
 from tests.headers import QWEN
 
@@ -134,6 +134,47 @@ def test_a_profile_decides_with_what_and_how_far_unless_that_was_asked_for(
     assert (found.strategy, found.draft is not None, found.profile is not None) == (strategy, has_draft, steered)
     settings = found.settings(drafting, greedy=True)
     assert (settings.policy is not None, settings.p_min) == (steered, drafting.p_min)
+
+
+@pytest.mark.parametrize(
+    ("loads", "n_predict", "n_prompt", "costs", "is_loaded"),
+    [
+        (LoadSeconds(both=3.0, target=1.0), 32, 10, CHEAP, False),
+        (LoadSeconds(both=3.0, target=1.0), 96, 10, CHEAP, True),
+        (
+            LoadSeconds(both=3.0, target=1.0),
+            96,
+            90,
+            CostProfile(verify=CHEAP.verify, draft=((1, 0.01), (2, 1.0))),
+            False,
+        ),
+        (LoadSeconds(both=3.0, target=1.0), -1, 10, CHEAP, True),
+        (LoadSeconds(both=1.1, target=1.0), 32, 10, CHEAP, True),
+        (LoadSeconds(both=3.0), 8, 10, CHEAP, False),  # by the draft's share of the bytes
+        (LoadSeconds(), 1, 10, CHEAP, True),
+    ],
+    ids=["short", "long", "long prompt", "no end", "fast disk", "target never alone", "never seen"],
+)
+def test_a_draft_is_not_loaded_for_an_answer_that_is_shorter_than_its_loading_is_worth(
+    ask: Ask, loads: LoadSeconds, n_predict: int, n_prompt: int, costs: CostProfile, is_loaded: bool
+) -> None:
+    """Prevents: a short answer that takes longer with a draft than without."""
+    profiles.save(prepared(ask).subject, replace(PROFILE, loads=loads, costs=costs))
+    before = prepared(ask)
+    found = for_short_answer(before, n_predict=n_predict, n_prompt=n_prompt, greedy=True)
+    assert (found.draft is not None, found.strategy) == ((True, "chain") if is_loaded else (False, "lookup"))
+    assert (found == before) is is_loaded
+    assert bool(found.too_short) is not is_loaded
+    assert found.subject == before.subject
+
+
+@pytest.mark.parametrize("drafting", [Drafting(spec_type="draft-simple"), Drafting(length=DraftLength(3)), Drafting()])
+def test_a_draft_that_was_asked_for_or_is_to_be_measured_is_loaded_for_any_answer(ask: Ask, drafting: Drafting) -> None:
+    """Prevents: a strategy or a length of the user that is not used; costs that are never measured again."""
+    profile = replace(PROFILE, loads=LoadSeconds(both=3.0, target=1.0), evidence=Evidence(n_answers=LOOK_AFTER))
+    profiles.save(prepared(ask).subject, profile)
+    found = prepared(replace(ask, drafting=drafting))
+    assert for_short_answer(found, n_predict=1, n_prompt=10, greedy=True) == found
 
 
 def test_a_stale_profile_is_named_and_not_used(ask: Ask) -> None:

@@ -15,7 +15,7 @@ from specllama.base.errors import BackendError
 from specllama.core.sampling import SamplingParams
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.pairs.profile import ProfileKey, Threads
+from specllama.pairs.profile import LoadSeconds, ProfileKey, Threads
 from specllama.tuning import child as tuner_child
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
@@ -236,7 +236,7 @@ def test_a_derived_draft_that_dies_is_reported_and_nothing_else_is_lost(
 
 def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
     published = Layout(ON, 0.04, CHEAP, SLOW)
-    derived = MeasuredDraft(DERIVED, (Layout(ON, 0.04, None, points),), TRACES)
+    derived = MeasuredDraft(DERIVED, (Layout(ON, 0.04, None, points),), TRACES, loads=LoadSeconds(3.0, 2.0))
     found = _found(published)
     return replace(found, drafts=(*found.drafts, derived), threads=Threads(1, 2, 1))
 
@@ -245,6 +245,7 @@ def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> Non
     """A derived draft that is never used, or one chosen for a gain within the noise."""
     better = tuner.choose(_with_variant(FAST), quick=False)
     assert (better.derived, better.threads) == (DERIVED, Threads(1, 2, 1))
+    assert better.loads == LoadSeconds(3.0, 2.0)
     assert better.costs.draft_cost() == pytest.approx(0.2)
     same = tuner.choose(_with_variant(tuple((n, 0.99 * cost) for n, cost in SLOW)), quick=False)
     assert same.derived is None
@@ -361,4 +362,6 @@ def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [n for n, _ in found.layouts[0].draft] == list(READ_ROWS)
     assert {trace.name for trace in found.drafts[0].traces} == {"code", "summary", "story", "question"}
     assert {"loading True", "measuring passes True", "recording answers True"} <= set(told)
-    assert tuner.choose(found, quick=True).step_s > 0
+    profile = tuner.choose(found, quick=True)
+    assert profile.step_s > 0
+    assert profile.loads.both > profile.loads.target > 0
