@@ -110,6 +110,9 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         status.show("asking for kernel paths", 0.0)
         tuned = derive_tuned.tune(subject, others, effort, status.show)
     found, profile = tuned.findings, tuned.profile
+    if profile.derived is not None:  # the first answer would compare its tokens, which takes seconds
+        with listener.working("comparing the tokens of the draft"):
+            pair_setup.require_fit(pair_setup.by_profile(setup, profile), listener)
     for failure in found.failures:
         output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
