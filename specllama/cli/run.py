@@ -225,7 +225,7 @@ def _answer(
             view = kind(out, answer, figures, live=live)
         # Masks and forced tokens say nothing of free text.
         unlike = seeded or form is not None
-        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=unlike, load_s=models.load_s)
+        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=unlike, loads=models.loads)
         finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
         setup = lesson.learned()
         if out.format == "json":

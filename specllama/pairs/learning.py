@@ -24,7 +24,7 @@ from specllama.drafters.calibration import Tally
 from specllama.drafters.controller import LEAST_COST, MOST_ATTENTION, Controller, CostProfile
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import LOOKUP_ALONE, Evidence, Habit, Profile, RowCost
+from specllama.pairs.profile import LOOKUP_ALONE, Evidence, Habit, LoadSeconds, Profile, RowCost
 from specllama.pairs.setup import Setup
 
 # Weights in answers. The measured value counts as much as FIRST_WEIGHT answers; no past counts more than MOST_WEIGHT,
@@ -243,18 +243,24 @@ class Lesson:
     """Follows one answer, and teaches its profile afterwards. Made before the answer's first step."""
 
     def __init__(
-        self, setup: Setup, policy: DraftPolicy | None, *, greedy: bool, seeded: bool = False, load_s: float = 0.0
+        self,
+        setup: Setup,
+        policy: DraftPolicy | None,
+        *,
+        greedy: bool,
+        seeded: bool = False,
+        loads: LoadSeconds | None = None,
     ) -> None:
         """`policy`: what decides in this answer; only a `Controller` learns.
 
         `seeded`: the user fixed the seed, or the answer's format: such an answer teaches nothing.
-        `load_s`: seconds that loading the models for this answer took.
+        `loads`: what loading the models for this answer took.
         """
         self._setup = setup
         self._controller = policy if isinstance(policy, Controller) else None
         self._greedy = greedy
         self._teaches = not seeded
-        self._load_s = load_s
+        self._loads = loads or LoadSeconds()
         self._passes = Passes()
         if self._controller is not None:
             self._controller.calibration.judged = Tally()
@@ -290,7 +296,7 @@ class Lesson:
 
         def learn(profile: Profile) -> Profile:
             profile = learned(profile, self._passes, judged, greedy=self._greedy)
-            return replace(profile, loads=profile.loads.seen(self._load_s, with_draft=setup.draft is not None))
+            return replace(profile, loads=profile.loads.least(self._loads))
 
         profile = learn(before)
         if profile == before or (setup.profile is None and profile.evidence == Evidence()):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -101,14 +101,16 @@ class LoadSeconds:
     target: float = 0.0  # alone
 
     def of_draft(self, share: float) -> float:
-        """What the draft adds; 0 if it is not known. `share`: its bytes among those of both files."""
-        return max(self.both - self.target, 0.0) if self.target else share * self.both
+        """What the draft adds; 0 if it is not known. `share`: its bytes among those of both files.
 
-    def seen(self, seconds: float, *, with_draft: bool) -> LoadSeconds:
-        """These, after one more load."""
-        name = "both" if with_draft else "target"
-        least = min(filter(None, (getattr(self, name), seconds)), default=0.0)
-        return replace(self, **{name: least})
+        Never more than the target takes: what a busy machine showed of both would keep the draft from being loaded.
+        """
+        return min(max(self.both - self.target, 0.0), self.target) if self.target else share * self.both
+
+    def least(self, other: LoadSeconds) -> LoadSeconds:
+        """The shorter ones of both."""
+        both, target = (self.both, other.both), (self.target, other.target)
+        return LoadSeconds(min(filter(None, both), default=0.0), min(filter(None, target), default=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

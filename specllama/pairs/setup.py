@@ -36,7 +36,7 @@ from specllama.pairs.ask import Ask, Drafting, Hardware
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
 from specllama.pairs.naming import Wanted, named
-from specllama.pairs.profile import LOOKUP_ALONE, Profile, ProfileKey
+from specllama.pairs.profile import LOOKUP_ALONE, LoadSeconds, Profile, ProfileKey
 
 N_CTX = 4096  # unless an option or the pair says otherwise
 LEAVES = 16  # most of a tree: each is a sequence in llama.cpp's cache
@@ -601,7 +601,7 @@ class Models:
     draft: DraftModel | None  # in the target's token ids
     loaded_draft: LlamaModel | None  # the same, in its own token ids
     _owned: ExitStack = field(default_factory=ExitStack)
-    load_s: float = 0.0  # seconds that loading them took
+    loads: LoadSeconds = field(default_factory=LoadSeconds)
 
     def watch(self, cancel: Cancel) -> None:
         """Stop a long computation of either model when `cancel` is set."""
@@ -664,7 +664,9 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
         if cancel.is_set():  # set after the last call of `progress`
             raise Interrupted("loading was stopped on request")
         draft = loaded[1] if adapted else None
-        models = Models(loaded[0], adapted, draft, owned.pop_all(), perf_counter() - began)
+        took_s = perf_counter() - began
+        loads = LoadSeconds(target=took_s) if draft is None else LoadSeconds(both=took_s)
+        models = Models(loaded[0], adapted, draft, owned.pop_all(), loads)
     for role, model in (("target", models.target), ("draft", models.loaded_draft)):
         if model is not None:
             size = f"{counted(model.n_ctx, 'token')} of context"

@@ -22,7 +22,7 @@ from specllama.drafters.translated import TranslatedModel
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.learning import DEEP, looked
-from specllama.pairs.profile import LoadSeconds, Profile
+from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Models, Setup, by_profile
 from specllama.prompts.load import sample_text
 from specllama.tuning.costs import known, n_cells, reading, verifying
@@ -306,7 +306,7 @@ class FirstUse:
             step_s=found.step_s,
             costs=replace(costs, draft=reads),
             strategy=setup.subject.strategy,
-            loads=LoadSeconds(both=self._models.load_s),
+            loads=self._models.loads,
         )
         self.noise = found.noise
         # On a busy machine measured again next time, because nothing would correct it; the second time it holds.

@@ -239,11 +239,12 @@ def test_two_processes_teach_one_profile(subject: ProfileKey) -> None:
 def test_the_fastest_loads_are_kept_with_and_without_a_draft() -> None:
     """Prevents: a cold disk at the first use that counts for good; the target's load taken for that of both."""
     seen = LoadSeconds()
-    for seconds, with_draft in ((9.0, True), (2.0, True), (3.0, True), (1.5, False), (4.0, False), (0.0, True)):
-        seen = seen.seen(seconds, with_draft=with_draft)
+    for both, target in ((9.0, 0.0), (2.0, 0.0), (3.0, 0.0), (0.0, 1.5), (0.0, 4.0)):
+        seen = seen.least(LoadSeconds(both, target))
     assert seen == LoadSeconds(both=2.0, target=1.5)
     assert (seen.of_draft(0.25), LoadSeconds(both=2.0).of_draft(0.25), LoadSeconds().of_draft(0.25)) == (0.5, 0.5, 0.0)
     assert LoadSeconds(both=1.0, target=1.5).of_draft(0.25) == 0.0
+    assert LoadSeconds(both=9.0, target=1.5).of_draft(0.25) == 1.5
 
 
 def test_a_width_that_answers_show_is_no_longer_assumed() -> None:

@@ -139,16 +139,16 @@ def test_a_profile_decides_with_what_and_how_far_unless_that_was_asked_for(
 @pytest.mark.parametrize(
     ("loads", "n_predict", "n_prompt", "costs", "is_loaded"),
     [
-        (LoadSeconds(both=3.0, target=1.0), 32, 10, CHEAP, False),
-        (LoadSeconds(both=3.0, target=1.0), 96, 10, CHEAP, True),
+        (LoadSeconds(both=4.0, target=2.0), 32, 10, CHEAP, False),
+        (LoadSeconds(both=4.0, target=2.0), 96, 10, CHEAP, True),
         (
-            LoadSeconds(both=3.0, target=1.0),
+            LoadSeconds(both=4.0, target=2.0),
             96,
             90,
             CostProfile(verify=CHEAP.verify, draft=((1, 0.01), (2, 1.0))),
             False,
         ),
-        (LoadSeconds(both=3.0, target=1.0), -1, 10, CHEAP, True),
+        (LoadSeconds(both=4.0, target=2.0), -1, 10, CHEAP, True),
         (LoadSeconds(both=1.1, target=1.0), 32, 10, CHEAP, True),
         (LoadSeconds(both=3.0), 8, 10, CHEAP, False),  # by the draft's share of the bytes
         (LoadSeconds(), 1, 10, CHEAP, True),
@@ -171,7 +171,7 @@ def test_a_draft_is_not_loaded_for_an_answer_that_is_shorter_than_its_loading_is
 @pytest.mark.parametrize("drafting", [Drafting(spec_type="draft-simple"), Drafting(length=DraftLength(3)), Drafting()])
 def test_a_draft_that_was_asked_for_or_is_to_be_measured_is_loaded_for_any_answer(ask: Ask, drafting: Drafting) -> None:
     """Prevents: a strategy or a length of the user that is not used; costs that are never measured again."""
-    profile = replace(PROFILE, loads=LoadSeconds(both=3.0, target=1.0), evidence=Evidence(n_answers=LOOK_AFTER))
+    profile = replace(PROFILE, loads=LoadSeconds(both=4.0, target=2.0), evidence=Evidence(n_answers=LOOK_AFTER))
     profiles.save(prepared(ask).subject, profile)
     found = prepared(replace(ask, drafting=drafting))
     assert for_short_answer(found, n_predict=1, n_prompt=10, greedy=True) == found
