@@ -301,7 +301,7 @@ def load_vocabulary(model: Path | Header) -> Vocabulary:
     refuse_architecture(about)
     crash_test.require_sound({about: False})
     native = load_vocabulary_only(about)
-    return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
+    return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native, native.records)
 
 
 class LlamaModel(Context):
@@ -313,7 +313,7 @@ class LlamaModel(Context):
 
     def __init__(self, native: Native, about: Header, plan: LoadPlan) -> None:
         lib, model = native.pointers.lib, native.pointers.model
-        self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(model), native)
+        self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(model), native, native.records)
         super().__init__(native, about, plan, self.vocab.size, plan.n_lines)
         self._n_batch = plan.n_batch
         self._n_decoded = 0
@@ -326,7 +326,7 @@ class LlamaModel(Context):
         self.architecture = about.architecture
         self.chat_template = about.chat_template
         self.warnings = plan.warnings
-        self.end_tokens = self.vocab.end_tokens  # takes 0.1 s, so not in the first answer
+        self.end_tokens = self.vocab.end_tokens  # may take 0.1 s, so not in the first answer
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(model)
         self.n_bytes: int = lib.llama_model_size(model)

@@ -8,14 +8,16 @@ import ctypes
 import os
 import weakref
 from _thread import start_new_thread
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, sleep
+from types import MappingProxyType
 from typing import Any, TypeVar
 
+from specllama.base.disk import FileRecord
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
 from specllama.llama import rpc
@@ -24,6 +26,7 @@ from specllama.llama.header import Header, not_left_to_right
 from specllama.llama.load_plan import LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 from specllama.llama.rollback import WINDOW
+from specllama.llama.vocab import token_records
 
 T = TypeVar("T")
 LoadProgress = Callable[[float], bool]  # receives the share that is loaded; False stops the loading
@@ -64,6 +67,7 @@ class Native:
     """Owns C objects and frees them exactly once: on `close` or on garbage collection."""
 
     pointers: Pointers
+    records: Mapping[str, FileRecord] = MappingProxyType({})  # of `token_records`
 
     def __init__(self, lib: Any, model: int, owner: Native | None = None) -> None:
         self.pointers = Pointers(lib, model, owner=None if owner is None else owner.pointers)
@@ -234,8 +238,10 @@ def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]
         try:
             file.params.progress_callback = lib.llama_progress_callback(report)
             file.prepare()
+            records = token_records(lib, file.about)
             if model := lib.llama_model_load_from_file(os.fsencode(file.about.path), file.params):
                 natives[index] = Native(lib, model)
+                natives[index].records = records
         finally:
             if index not in natives:
                 failed.append(file.about)

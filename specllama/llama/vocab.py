@@ -6,24 +6,43 @@ import ctypes
 import functools
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from specllama.base.disk import FileRecord
 from specllama.base.errors import PromptError, UnsupportedModel
 from specllama.base.text import counted, figure
+from specllama.llama import library_hash
+from specllama.llama.header import Header
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _LOSSLESS = ("bpe", "spm", "rwkv")  # the others normalize text, or make one token of an unknown word
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp
 _PIECE_BYTES = 64  # nearly all pieces are shorter; a longer one takes a second call
+_MANY = 10_000  # tokens: asking llama.cpp for something of each takes longer than reading a record
+_ENDS, _SPECIALS, _VERSION = "end tokens", "special tokens", 1  # kinds and version of the records
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3  # llama_token_attr
+
+
+def token_records(lib: Any, about: Header) -> dict[str, FileRecord]:
+    """Where a `Vocabulary` keeps what takes a call for each token; empty for a small one. Made before the model."""
+    if about.n_vocab < _MANY:
+        return {}
+    by = [_VERSION, library_hash.of(Path(lib.llama_cpp._base_path))]
+    return {kind: FileRecord(kind, *about.parts, by=by) for kind in (_ENDS, _SPECIALS)}
 
 
 class Vocabulary:
     """The vocabulary of a loaded model. The reference to `owner` keeps the model alive."""
 
-    def __init__(self, lib: Any, handle: int, owner: object) -> None:
+    def __init__(
+        self, lib: Any, handle: int, owner: object, records: Mapping[str, FileRecord] = MappingProxyType({})
+    ) -> None:
+        """`records`: see `token_records`."""
         self._lib = lib
+        self._records = records
         self._handle = handle
         self._owner: object | None = owner
         self._pieces: dict[tuple[int, bool], bytes] = {}
@@ -86,9 +105,12 @@ class Vocabulary:
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
         """All tokens that end an answer (end of text, of turn, of message)."""
+        return frozenset(self._those(_ENDS, self._find_end_tokens))
+
+    def _find_end_tokens(self) -> list[int]:
         self._check()
         is_end, handle = self._lib.llama_vocab_is_eog, self._handle
-        return frozenset(token for token in range(self.size) if is_end(handle, token))
+        return [token for token in range(self.size) if is_end(handle, token)]
 
     def special_texts(self) -> tuple[str, ...]:
         """The texts that `tokenize` turns into one token only with `special`. Cached.
@@ -99,9 +121,23 @@ class Vocabulary:
 
     @functools.cached_property
     def _special_texts(self) -> tuple[str, ...]:
+        return tuple(map(self.text, self._those(_SPECIALS, self._find_special)))
+
+    def _find_special(self) -> list[int]:
         self._check()
         attributes = map(self._lib.llama_vocab_get_attr, itertools.repeat(self._handle), range(self.size))
-        return tuple(self.text(token) for token, bits in enumerate(attributes) if bits & (_UNKNOWN | _CONTROL))
+        return [token for token, bits in enumerate(attributes) if bits & (_UNKNOWN | _CONTROL)]
+
+    def _those(self, kind: str, find: Callable[[], list[int]]) -> list[int]:
+        """The tokens that `find` finds, or a record of them; the file that holds it is not trusted to be in range."""
+        record = self._records.get(kind)
+        known = None if record is None else record.value(list[int])
+        if known is not None and all(0 <= token < self.size for token in known):
+            return known
+        found = find()
+        if record is not None:
+            record.keep(found)
+        return found
 
     def least_tokens(self, text: str) -> int:
         """A bound from below of the tokens of `text`, without tokenizing it; 0 if the tokenizer may shorten text."""

@@ -54,6 +54,31 @@ def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
     assert {byte_level.eot, byte_level.eos} == ends
 
 
+def test_what_takes_a_call_for_each_token_is_remembered_until_the_file_changes(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a tenth of a second for each model at every start; end tokens of the file that was there before."""
+    monkeypatch.setattr("specllama.llama.vocab._MANY", 1)
+    path = tiny.write_model(tmp_path / "model.gguf", vocabulary=tiny.byte_level())
+
+    def found() -> tuple[frozenset[int], tuple[str, ...]]:
+        vocabulary = load_vocabulary(path)
+        return vocabulary.end_tokens, vocabulary.special_texts()
+
+    asked = list[str]()
+    for name in ("_find_end_tokens", "_find_special"):
+        real = getattr(Vocabulary, name)
+        monkeypatch.setattr(Vocabulary, name, lambda self, name=name, real=real: asked.append(name) or real(self))
+    first = found()
+    assert (found(), len(asked)) == (first, 2)
+    for record in (home / "cache").rglob("*.json"):
+        if record.parent.name in ("end tokens", "special tokens"):
+            record.write_text(record.read_text().replace('"value": [', '"value": [99999, '))
+    assert (found(), len(asked)) == (first, 4)
+    tiny.write_model(path, vocabulary=tiny.letters())
+    assert found() != first
+
+
 def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabulary, byte_level: Vocabulary) -> None:
     """Prevents: two BOS, or none (FIELD_CASES 32); an unwanted EOS."""
     assert sentencepiece.add_bos
