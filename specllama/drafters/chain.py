@@ -24,7 +24,7 @@ class ChainDrafter:
     wants: frozenset[str] = frozenset()
 
     def __init__(self, model: ModelDrafter, lookup: LookupDrafter) -> None:
-        """The policy of `model` decides for both, a `Planner` by expected gain; that of `lookup` is not used."""
+        """The policy of `model` decides for both, a `Planner` by expected gain; that of `lookup` only when it waits."""
         self.model = model
         self.models = model.models
         self.lookup = lookup
@@ -39,6 +39,8 @@ class ChainDrafter:
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens: looked up, drawn, or looked up and then drawn."""
+        if self.lookup.waits(tokens) and self.model.rests(tokens, limit):
+            return Draft()
         guesses = list(self.lookup.offer(tokens, min(limit, self.model.n_max)))
         plan = self.model.plan(tokens, limit, params, choose, [guess.confidence for guess in guesses])
         given = [guess.token for guess in guesses[: plan.n_given]]

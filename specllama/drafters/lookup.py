@@ -21,11 +21,16 @@ from specllama.core.types import (
     Planner,
     common_prefix,
 )
+from specllama.drafters.controller import NOTHING, Controller
 from specllama.drafters.length import ConfidencePolicy
 from specllama.drafters.suffix import LookupGuess, Match, SuffixIndex, evidence
 
 # Tokens indexed within one step, about 20 ms. A longer prompt is read over several steps.
 INDEXED_AT_ONCE = 4096
+
+# While no match can pay, the index waits until so many tokens are new. After a pass of the model a single token takes
+# about 60 us, most of it for memory that the pass has displaced.
+MOST_WAITING = 16
 
 # A draft is at most so many times as long as its match, even at high confidence: a match of two tokens says little
 # about the tenth token after it.
@@ -81,6 +86,7 @@ class LookupDrafter:
         self.n_max = n_max
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
         self._planner = self.policy if isinstance(self.policy, Planner) else None
+        self._controller = policy if isinstance(policy, Controller) else None
         self._index = SuffixIndex()
         self._text: list[int] = []  # the indexed tokens
         self._n_prompt = 0  # of the present answer; the tokens behind it come from the target
@@ -96,6 +102,14 @@ class LookupDrafter:
 
     def constrain(self, allowed: AllowedAfter) -> None:
         self._allowed = allowed
+
+    def waits(self, tokens: Sequence[int]) -> bool:
+        """True if no lookup after `tokens` can pay, by a glance at the last two: the index follows later."""
+        n, controller = len(self._text), self._controller
+        if controller is None or not controller.needs_pair or not 0 < len(tokens) - n <= MOST_WAITING or not n:
+            return False
+        before, last = tokens[-2:]
+        return not self._index.has_pair(before, last) and last not in tokens[n:-1]
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Index the new part of `tokens`; False if it is more than one step may read."""
@@ -200,7 +214,12 @@ class LookupDrafter:
     def _drafted(self, tokens: Sequence[int], limit: int) -> list[int]:
         limit = min(limit, self.n_max)
         if self._planner is not None:
+            if self.waits(tokens):
+                self._decisions.append(NOTHING)
+                return []
             guesses = list(self.offer(tokens, limit))
+            if self._controller is not None and self._controller.needs_pair and self._index.match().length < 2:
+                guesses.clear()
             plan = self._planner.plan(limit, offer=[guess.confidence for guess in guesses], depth=len(tokens))
             self._decisions.append(Decision(0, 0.0, plan.n_given > 0, plan))
             return [guess.token for guess in guesses[: plan.n_given]]

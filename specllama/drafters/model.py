@@ -26,6 +26,7 @@ from specllama.core.types import (
     Planner,
     Spelling,
 )
+from specllama.drafters.controller import NOTHING, Controller
 from specllama.drafters.length import UNTUNED, ConfidencePolicy
 
 # The first step of an answer drafts only if the draft model has fewer tokens than this to read: the first token waits
@@ -297,6 +298,8 @@ class ModelDrafter(ModelReader):
         self.n_max = n_max
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
         self._planner = self.policy if isinstance(self.policy, Planner) else None
+        self._controller = policy if isinstance(policy, Controller) else None
+        self._rests = False  # in this step: the model is neither read nor fed, and keeps no p for a probe
         # A pass over the whole row for every drafted token is wasted if the policy ignores the confidence.
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
 
@@ -320,6 +323,15 @@ class ModelDrafter(ModelReader):
         return self._planned(
             lambda lag: ask(limit, offer=offer, lag=lag, depth=len(tokens)), self._planner.learn, tokens, lag, params
         )
+
+    def rests(self, tokens: Sequence[int], limit: int) -> bool:
+        """Begin a step without offers and without the model, if nothing of it can pay; else False."""
+        controller = self._controller
+        self._rests = controller is not None and controller.rests(min(limit, self.n_max), len(tokens))
+        if self._rests:
+            self._fresh, self._notice = False, ""
+            self._decisions[:] = (NOTHING,)
+        return self._rests
 
     def _n_taken(self, offer: Sequence[float]) -> int:
         """How many offered tokens to take without a planner."""
@@ -387,4 +399,7 @@ class ModelDrafter(ModelReader):
 
     def observe(self, seen: Observation) -> None:
         self.policy.observe(seen)
+        if self._rests:
+            self._rests = False
+            return
         self._follow(seen, None if self._planner is None else self._planner.learn)

@@ -120,6 +120,11 @@ class SuffixIndex:
             if state == NOWHERE:
                 break
 
+    def has_pair(self, first: int, second: int) -> bool:
+        """True if the text holds the two tokens one after the other."""
+        state = self._next[ROOT].get(first)
+        return state is not None and second in self._next[state]
+
     def chain(self, n: int) -> Iterator[Favourite]:
         """What followed `continued` of the longest match most often, then what followed that, ...: at most `n` tokens.
 

@@ -394,3 +394,36 @@ def test_copying_text_is_drafted_by_lookup_and_the_rest_by_the_model() -> None:
     assert any(plan.n_drawn and not plan.n_given for plan in made)
     assert model.count("eval") < 40, "what can be looked up is not drafted"
     assert max(len(event.drafted) for event in events if isinstance(event, StepEvent)) == 16
+
+
+@pytest.mark.parametrize("c", [0.2, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_that_rests_is_not_asked_and_no_step_changes(
+    seed: int, c: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work for a model that cannot pay, or a probe that comes at another time or compares other tokens."""
+    costs = CostProfile(verify=((1, 1.0), (2, 1.6), (17, 8.0)), draft=((1, c), (16, 2.0 * c)))
+    asked = [0, 0]
+
+    def steps(n: int) -> list[tuple[object, ...]]:
+        target, model = (FakeModel(RandomTable(60, i), 60, n_ctx=800) for i in (seed, seed + 9))
+        reader = ModelDrafter(model, n_max=16, policy=(policy := Controller(costs)))
+        drafter = ChainDrafter(reader, LookupDrafter(n_max=16, policy=policy))
+        lag = reader._lag
+
+        def counted(tokens: Sequence[int]) -> int | None:
+            asked[n] += 1
+            return lag(tokens)
+
+        monkeypatch.setattr(reader, "_lag", counted)
+        if n:
+            monkeypatch.setattr(reader, "rests", lambda tokens, limit: False)
+        events = Engine(target, drafter).generate(TOKENS, SAMPLED, RandomChooser(seed), max_tokens=400)
+        return [
+            (*(event.drafted, event.accepted, event.n_rows), model.length, policy.calibration.typical)
+            for event in events
+            if isinstance(event, StepEvent)
+        ]
+
+    assert steps(0) == steps(1)
+    assert asked[0] < asked[1]

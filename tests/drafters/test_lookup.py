@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Decision, Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
+from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import ConfidencePolicy, DraftLength
 from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.suffix import evidence as evidence_of
@@ -354,3 +356,40 @@ def test_a_trie_is_a_tree_of_the_likeliest_guesses(seed: int, max_leaves: int) -
         assert parents == list(range(-1, len(found) - 1))
     assert len(guesses_of(text, 5, max_leaves)) == min(5, len(found))
     assert found[:1] == guesses_of(text, 1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_no_match_can_pay_the_index_waits_and_no_proposal_changes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work at every token of a text that does not repeat itself, or a repetition that is noticed late."""
+    chance = random.Random(seed)
+    costs = CostProfile(verify=((1, 1.0), (2, 1.3), (17, 2.0)), draft=((1, 1.0),))
+    waiting, eager = (LookupDrafter(n_max=8, policy=Controller(costs)) for _ in range(2))
+    monkeypatch.setattr(eager, "waits", lambda tokens: False)
+    tokens = [chance.randrange(40) for _ in range(30)]
+    for drafter in (waiting, eager):
+        drafter.begin(tokens)
+    n_waited = 0
+    for _ in range(200):
+        proposed = [propose(drafter, tokens) for drafter in (waiting, eager)]
+        assert proposed[0] == proposed[1]
+        n_waited += len(waiting._text) < len(tokens)
+        assert len(tokens) - len(waiting._text) <= lookup_room.MOST_WAITING
+        at = chance.randrange(len(tokens))
+        tokens += tokens[at : at + chance.randrange(1, 9)] if chance.random() < 0.2 else [chance.randrange(40)]
+    assert n_waited > 50
+    for drafter in (waiting, eager):
+        drafter.follow(tokens)
+    assert vars(waiting._record) == vars(eager._record), "nothing is left out of what is learned"
+
+
+@pytest.mark.parametrize(("two_rows", "drafted"), [(1.1, True), (1.3, False)])
+def test_one_matching_token_drafts_only_where_a_second_row_is_cheap(two_rows: float, drafted: bool) -> None:
+    """Drafts of one matching token that cost more than they save: they were right too seldom."""
+    costs = CostProfile(verify=((1, 1.0), (2, two_rows), (17, 17 * two_rows)), draft=((1, 1.0),))
+    drafter = LookupDrafter(n_max=8, policy=Controller(costs))
+    tokens = [1, 2, 3, 1]
+    drafter.begin(tokens)
+    assert bool(propose(drafter, tokens)) == drafted
+    assert list(drafter.offer(tokens, 8)), "a draft model may go on behind it"
