@@ -251,7 +251,7 @@ int main(int, char** argv) {
     const char* reason = "";
     const auto attach = (const char* (*)(const speck::Host*, const char**))dlsym(library, "specllama_kernels_attach");
     if (!attach(&host, &reason)) return fprintf(stderr, "%s\n", reason), 1;
-    ((void (*)(int, int))dlsym(library, "specllama_kernels_enable"))(n_threads, 0);
+    ((void (*)(int, int, int))dlsym(library, "specllama_kernels_enable"))(n_threads, 0, 0);
     std::istringstream types(((const char* (*)())dlsym(library, "specllama_kernels_types"))());
     std::string name, share;
     while (types >> name >> share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -110,9 +110,6 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         status.show("asking for kernel paths", 0.0)
         tuned = derive_tuned.tune(subject, others, effort, status.show)
     found, profile = tuned.findings, tuned.profile
-    if profile.derived is not None:  # the first answer would compare its tokens, which takes seconds
-        with listener.working("comparing the tokens of the draft"):
-            pair_setup.require_fit(pair_setup.by_profile(setup, profile), listener)
     for failure in found.failures:
         output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
@@ -143,6 +140,9 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             show(output, subject, tuned)
             if place is not None:
                 output.note(f"saved for `run` and `chat` in {place}")
+    if place is not None and profile.derived is not None:  # else the first answer compares its tokens, for seconds
+        with listener.working("comparing the tokens of the draft"), suppress(SpecllamaError, OSError):
+            pair_setup.require_fit(pair_setup.by_profile(setup, profile), listener)
     if problem is not None:
         raise problem
 

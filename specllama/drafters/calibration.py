@@ -20,7 +20,7 @@ class Prior:
     typical: float = 0.8  # acceptance at unknown confidence
     base: float = 0.3  # acceptance at confidence 0
     slope: float = 0.65  # its gain up to confidence 1
-    known: bool = False  # measured with this pair or learned from it, or the pair is one of models.toml
+    known: bool = False  # measured with this pair or learned from it, or specllama recommends the pair
 
     def at(self, confidence: float) -> float:
         return self.base + self.slope * confidence

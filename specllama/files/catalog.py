@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,10 +120,15 @@ def _read(path: Path) -> models_toml.Layer:
 
 
 def _merge(layers: list[models_toml.Layer], notes: tuple[str, ...]) -> Catalog:
-    """A later table replaces an earlier one of the same name."""
+    """A later table replaces an earlier one of the same name. The first layer is the shipped one."""
     models = {model.name: model for layer in layers for model in layer.models}
     entries = {entry.name: entry for layer in layers for entry in layer.pairs}
     pairs = {name: _join(entry, models) for name, entry in entries.items()}
+    shipped = {model.name: model for model in layers[0].models}
+    for entry in layers[0].pairs:
+        pair = pairs[entry.name]
+        if (pair.target, pair.draft) == (shipped[entry.target], shipped[entry.draft]):
+            pairs[entry.name] = replace(pair, recommended=True)
     default = [(layer.default, layer.path) for layer in layers if layer.default is not None][-1]
     if default[0] not in pairs:
         raise ConfigError(f"{default[1]}: default = {default[0]!r} is not the name of a pair")

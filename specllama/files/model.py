@@ -119,3 +119,4 @@ class CatalogPair:
     summary: str = ""
     memory_gb: int | None = None  # of the smallest suitable laptop
     defaults: PairDefaults = PairDefaults()
+    recommended: bool = False  # it is as specllama ships it

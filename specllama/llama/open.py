@@ -224,7 +224,7 @@ def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
 
 
 def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]:
-    lib, stop, failed = bindings(), Cancel(), list[Header]()
+    lib, stop, failed = bindings(), Cancel(), list[tuple[Header, BaseException | None]]()
     natives = dict[int, Native]()  # not in the files, which their callbacks keep in a cycle
     n_bytes = sum(file.about.n_file_bytes for file in files)
 
@@ -235,6 +235,7 @@ def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]
             file.share = share
             return not stop.is_set()
 
+        error = None
         try:
             file.params.progress_callback = lib.llama_progress_callback(report)
             file.prepare()
@@ -242,10 +243,11 @@ def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]
             if model := lib.llama_model_load_from_file(os.fsencode(file.about.path), file.params):
                 natives[index] = Native(lib, model)
                 natives[index].records = records
-        finally:
-            if index not in natives:
-                failed.append(file.about)
-                stop.set()
+        except BaseException as caught:
+            error = caught
+        if index not in natives:
+            failed.append((file.about, error))
+            stop.set()
 
     def load_all() -> None:
         with contextlib.ExitStack() as started:
@@ -266,7 +268,8 @@ def _load(files: Sequence[_File], progress: LoadProgress | None) -> list[Native]
     try:
         apart(load_all, look, stop)
         if failed:
-            raise _load_failure(failed[0], log.reason() or _NO_REASON, lib.__version__)
+            about, error = failed[0]
+            raise error or _load_failure(about, log.reason() or _NO_REASON, lib.__version__)
         return [natives[index] for index in range(len(files))]
     except BaseException:
         for native in list(natives.values()):

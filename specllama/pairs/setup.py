@@ -88,7 +88,7 @@ class Choice:
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
     measure: bool = True  # see `Drafting`
-    recommended: bool = False  # it is a pair of models.toml
+    recommended: bool = False  # it is a pair of the shipped models.toml
     n_wanted: int = 0  # tokens of context to have at least, as far as the target was trained for them
 
     def context(self, target: Header) -> int:
@@ -113,13 +113,13 @@ def choose(ask: Ask, listener: Listener) -> Choice:
             hint="name its target: -m MODEL, -hf USER/REPO, or target= in Python",
         )
     draft: Wanted | None = named(names.draft, draft=True) if names.draft else names.draft_repo
-    defaults = PairDefaults()
+    defaults, recommended = PairDefaults(), False
     if target is None:
         catalog = load_catalog()
         for note in catalog.notes:
             listener.note(f"note: {note}")
         pair = catalog.pair(names.pair)
-        target, draft, defaults = pair.target, pair.draft, pair.defaults
+        target, draft, defaults, recommended = pair.target, pair.draft, pair.defaults, pair.recommended
     any_strategy = drafting.spec_type == AUTO
     asked = drafting.length
     longest = (asked.is_auto and defaults.n_max) or asked.longest
@@ -140,7 +140,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
         hardware=hardware,
         offline=names.offline,
         measure=drafting.measure,
-        recommended=not names.target and names.target_repo is None,
+        recommended=recommended,
     )
 
 

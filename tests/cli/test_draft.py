@@ -13,12 +13,15 @@ import pytest
 
 from specllama import llama
 from specllama.base import child as children
+from specllama.base.errors import PairError
+from specllama.cli import tune as tune_room
 from specllama.derive import search as derive_search
 from specllama.derive import tuned as derive_tuned
 from specllama.llama.kernel_path import DEFAULT
 from specllama.pairs import check
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
+from specllama.pairs.setup import Listener, Setup
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
 from specllama.tuning.kernel_paths import Paths
@@ -266,6 +269,26 @@ def test_tuning_makes_a_cheaper_draft_and_keeps_it_if_it_wins(
     monkeypatch.setattr(check, "_tokenizer", lambda _header: pytest.fail("tokens were compared"))
     used = record_of(specllama("run", *words.options, "hi", "-n", "3", "--json", "--spec-type", "draft-simple"))
     assert Path(used["models"]["draft"]["path"]).stem == (kept or ["draft"])[0]
+
+
+def test_what_tuning_measured_is_kept_if_the_tokens_cannot_be_compared(
+    specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: minutes of measuring that are lost by Ctrl-C, or a fault, in the seconds after them."""
+    _in_a_hurry(monkeypatch)
+    monkeypatch.setattr(tuner, "PATH_MARGIN", 0.0)
+    compare = tune_room.pair_setup.require_fit
+    for error, code in ((PairError("changed"), 0), (KeyboardInterrupt(), 130)):
+
+        def failing(setup: Setup, listener: Listener, error: BaseException = error) -> None:
+            if setup.profile is not None and setup.profile.derived is not None:
+                raise error
+            compare(setup, listener)
+
+        monkeypatch.setattr(tune_room.pair_setup, "require_fit", failing)
+        tuned = specllama("tune", *words.options, "--quick")
+        assert (tuned.code, _after(tuned.out, "draft").partition(" ")[0]) == (code, "draft+q4_0")
+        assert [path.stem for path in drafts.paths()] == ["draft+q4_0"]
 
 
 def test_a_new_draft_goes_with_a_profile_that_cannot_be_saved(

@@ -82,12 +82,23 @@ def test_the_project_overrides_the_user_who_overrides_what_is_shipped() -> None:
     """Prevents: a shipped table that overrides the user's."""
     write_user('[pairs.mine]\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\nsummary = "user"\n')
     assert load_catalog().pair("mine").summary == "user"
+    assert not load_catalog().pair("mine").recommended
+    assert load_catalog().pair().recommended
     project = write_project(TOML + 'summary = "project"\n')
     catalog = load_catalog()
     assert catalog.pair("mine").summary == "project"
     assert catalog.pair("mine").draft == catalog.pair().draft, "models of the other files can be named"
     assert catalog.files[1:] == (user_file(), project)
     assert catalog.model("mine-q8_0").sources == (HubSource("me/mine-GGUF", "mine-q8_0.gguf"),)
+
+
+def test_a_recommended_pair_with_a_file_of_the_users_own_is_not_recommended() -> None:
+    """Prevents: trust in a draft that only has the name of one that specllama knows."""
+    draft = load_catalog().pair().draft
+    write_user(
+        f'[models."{draft.name}"]\nsize = 1\nsha256 = "{"0" * 64}"\nlicence = "x"\nsources = [{{ path = "x" }}]\n'
+    )
+    assert not load_catalog().pair().recommended
 
 
 def test_the_users_default_overrides_and_must_exist() -> None:

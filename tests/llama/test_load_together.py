@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ N_TIMES = 30
 LOADED = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from specllama import llama
 
 def resident() -> int:
@@ -81,6 +84,23 @@ def test_a_file_that_cannot_be_loaded_ends_the_other_load(
     with pytest.raises(ModelFileError, match=r"wrong\.gguf: .*unknown model architecture: 'made-up'$"):
         llama.load_together(pair if is_first else pair[::-1])
     assert open._alive == alive
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_a_failure_outside_of_llama_cpp_is_raised_as_itself(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], which: str
+) -> None:
+    """Prevents: a traceback of a thread, and a sound file that is called damaged."""
+
+    def failing(path: Path) -> bytes:
+        if path.stem == which:
+            raise MemoryError(which)
+        return os.fsencode(path)
+
+    monkeypatch.setattr(open, "os", SimpleNamespace(fsencode=failing))
+    with pytest.raises(MemoryError, match=which):
+        llama.load_together([(path, OPTIONS) for path in files])
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("n_done", [0, 1])

@@ -150,6 +150,9 @@ void copy_coarsely(ggml_tensor* tensor, const char* data, int threads) {
     });
     head.weights = tensor->data;
     head.spread = std::sqrt(std::accumulate(lost.begin(), lost.end(), 0.0) / ((double)n * tensor->ne[1]));
+    if (std::isfinite(head.spread)) return;
+    free(head.packed);  // a weight is no number, so nothing is known of the error
+    head.packed = nullptr;
 }
 
 #ifdef MADV_DONTNEED
