@@ -151,6 +151,7 @@ def sound(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(checkup, "_gpu_on_board", lambda cpu: "")
     # Whether kernels can be attached depends on the tests before this one in the process.
     monkeypatch.setattr(tested_kernels, "problem", lambda: tested_kernels.NOT_BUILT)
+    monkeypatch.setattr(llama, "own_kernels", lambda: None)  # it is remembered in the process
     monkeypatch.setattr(hub, "find", lambda model: Path("/models") / model.file)
     return monkeypatch
 
